@@ -1,0 +1,28 @@
+# syntax=docker/dockerfile:1
+# Run with a memory limit above --dram (segments are memfds: --shm-size does not matter) and a volume on /var/lib/kvstored.
+# Engines in other containers share /run/kvstored (the socket's directory) and nothing else.
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY kvstored ./kvstored
+RUN python -m venv /opt/kvstored \
+ && /opt/kvstored/bin/pip install --no-cache-dir --constraint requirements.lock . \
+ && /opt/kvstored/bin/pip uninstall --yes pip
+
+FROM python:3.12-slim
+RUN useradd --system --uid 7439 --home-dir /var/lib/kvstored --shell /usr/sbin/nologin kvstored \
+ && install -d -o kvstored -g kvstored -m 0750 /var/lib/kvstored /run/kvstored
+COPY --from=build /opt/kvstored /opt/kvstored
+ENV PATH=/opt/kvstored/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    KVSTORED_STATE_DIR=/var/lib/kvstored \
+    KVSTORED_SOCKET=/run/kvstored/kvstored.sock \
+    KVSTORED_LOG_FORMAT=json
+USER kvstored
+VOLUME ["/var/lib/kvstored"]
+EXPOSE 7439 7440
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:7440/healthz', timeout=2)"]
+ENTRYPOINT ["kvstored"]
+CMD ["serve"]
