@@ -1,0 +1,44 @@
+"""Who calls, and what a channel asks of the daemon: the border between transport and store."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One connection of the local channel and its peer credentials; `pid` is 0 where the peer's
+    namespace hides it.
+    """
+
+    connection_id: int
+    pid: int
+    uid: int
+    gid: int
+    tenant: str
+    trusted: bool
+    """Same user as the daemon, or root: the gRPC front is such a caller, and may act for others."""
+
+
+class Service(Protocol):
+    """All methods run on the store's loop. Errors are KvstoredError; anything else is a bug,
+    logged, and answered as internal.
+    """
+
+    async def call(self, method: str, request: Message, caller: Caller) -> Message:
+        """Answers one call. Cancelled when its deadline passes or its connection ends: must leave
+        nothing half done.
+
+        OpenSession ties the session to the caller's connection unless `detached`; opened again with
+        its token from another connection, it is tied to that one too. It is without connection when
+        the last of them has ended.
+        """
+
+    def segment_fd(self, segment: int, caller: Caller) -> int:
+        """The descriptor to send after `call` answered Segment; it stays the service's own."""
+
+    def connected(self, caller: Caller) -> None: ...
+
+    def disconnected(self, caller: Caller) -> None:
+        """Every connected caller ends here exactly once, after its running call has ended."""

@@ -1,0 +1,3 @@
+"""Messages and what they mean: methods, statuses, packed arrays, namespaces. No sockets, no
+files.
+"""
