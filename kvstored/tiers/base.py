@@ -1,0 +1,88 @@
+"""What every tier promises: five blocking list-form calls on pieces, and the values they take and give.
+
+A tier moves bytes and decides nothing. It blocks, so it is called only from its own lane. Items of one call fare independently: each
+gets a record or the error that befell it, in the order of the items. Only a bug raises.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.types import Place
+from kvstored.errors import KvstoredError
+from kvstored.tiers.record import Record, Records
+
+Views = Sequence[NDArray[np.uint8]]
+"""Bytes of one piece in memory: one-dimensional uint8 arrays that follow each other, as `Arena.views` cuts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRef:
+    """Which piece: the 16-byte fingerprint is salted by namespace, so this names it in the whole store."""
+
+    fingerprint: bytes
+    group: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Heat, hits and time of last use of one piece, flushed in bulk; they may lag."""
+
+    ref: PieceRef
+    place: Place
+    hits: int
+    last_s: float
+    heat: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanBatch:
+    """A stretch of a tier's records as columns, for recovery.
+
+    `extents`: shape (sum of extent_counts, 3), rows of (segment, start, units), the extents of each record in turn. `rejected`: records that were
+    there and could not be used; the tier has forgotten them or will not serve them. Pass `cursor` to the next call until `done`.
+    """
+
+    records: Records
+    extent_counts: NDArray[np.uint8]
+    extents: NDArray[np.uint32]
+    cursor: int
+    done: bool
+    rejected: int
+
+
+class Tier(Protocol):
+    def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
+        """Store each piece at its record's place; durable when it returns.
+
+        The bytes are checked against `record.checksum` on the way (Corrupt: the source is bad). The returned record says what was stored:
+        codec, stored length and checksum, and the place cut down to the units in use; the rest of the place is the caller's again.
+        """
+        ...
+
+    def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
+        """Fill each item's views, whose sizes add up to the piece's length, with its decoded bytes.
+
+        NotFound: another or no piece lies there. Corrupt: a checksum does not match; what the views hold then is not to be used.
+        """
+        ...
+
+    def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
+        """Forget each piece if it is still the one at this place; durable when it returns. Gives the record that was there."""
+        ...
+
+    def scan(self, cursor: int, limit: int) -> ScanBatch:
+        """The next records, at most `limit`, starting with cursor 0. Pieces written or discarded meanwhile may or may not appear."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and memory; what was durable stays."""
+        ...
+
+
+def ref_of(record: Record) -> PieceRef:
+    return PieceRef(record.fingerprint, record.group, record.shard)
