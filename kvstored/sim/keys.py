@@ -9,11 +9,25 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvstored.core.types import KeyBatch
-from kvstored.sim.traces import BlockIds
+from kvstored.core.types import GroupKind, GroupSpec, KeyBatch, NamespaceSpec
+from kvstored.sim.traces import BlockIds, Trace
 
 KEY_BYTES = 32
 Content = NDArray[np.uint8]
+
+
+def trace_namespace(trace: Trace, block_bytes: int) -> NamespaceSpec:
+    """The namespace of a trace's blocks: one linear group of `block_bytes` a block."""
+    return NamespaceSpec(
+        model=f"replay-{trace.name.replace('@', '-')}",
+        revision=f"{block_bytes}",
+        dtype="u8",
+        layout="replay",
+        layout_version=1,
+        block_tokens=trace.block_tokens,
+        groups=(GroupSpec("kv", GroupKind.LINEAR, block_bytes),),
+        sink_tokens=0,
+    )
 
 
 def block_key(root: bytes, block_id: int) -> bytes:

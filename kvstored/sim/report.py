@@ -1,6 +1,6 @@
 """The result of a replay as a value, as JSON, as a table and as a picture. Prints nothing itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from rich.table import Table
 from kvstored.core.types import TierId
 from kvstored.errors import InvalidArgument
 from kvstored.sim.measure import Bucket, Quantiles, Recorder, TierBlocks
+from kvstored.sim.traces import Trace
 from kvstored.units import format_about, format_rate
 
 Json = dict[str, object]
@@ -55,6 +56,15 @@ class Result:
     @property
     def put_bytes(self) -> int:
         return self.put_blocks * self.setup.block_bytes
+
+
+def offline_setup(
+    trace: Trace, *, policy: str, capacity_blocks: Mapping[TierId, int] | None
+) -> Setup:
+    capacity: dict[str, int] | None = None
+    if capacity_blocks is not None:
+        capacity = {tier.name.lower(): blocks for tier, blocks in capacity_blocks.items()}
+    return Setup(trace.name, "offline", policy, trace.block_tokens, 0, 1, capacity)
 
 
 def result(setup: Setup, recorder: Recorder, *, evicted_blocks: int, elapsed_s: float) -> Result:
