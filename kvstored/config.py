@@ -1,0 +1,367 @@
+"""Every setting of the daemon, once: type, unit, default, bound and one sentence; and where its value came from.
+
+A key such as `dram.capacity` comes from a flag, else `KVSTORED_DRAM_CAPACITY`, else the TOML file, else its default. This is the one module
+that reads the environment. Objects (clock, tiers, registry) are never settings. The attribute of a size or duration ends in its unit
+(`dram.capacity_bytes`, `limits.fill_ttl_s`); its key does not, since its value names it.
+"""
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvstored.errors import ConfigError
+from kvstored.fields import (
+    AnyPath,
+    AutoSize,
+    Duration,
+    Endpoint,
+    GrpcListen,
+    Listen,
+    Mode,
+    Share,
+    Size,
+    SocketPath,
+)
+
+ENVIRONMENT_PREFIX = "KVSTORED_"
+_FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
+"""Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
+
+
+def _key(field: str) -> str:
+    return field.removesuffix("_bytes").removesuffix("_s")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_key)
+
+
+def _check_watermarks(low: float, high: float) -> None:
+    if not 0 < low <= high:
+        raise ValueError(f"low must be above 0 and not above high: {low=} {high=}")
+
+
+class Dram(_Section):
+    capacity_bytes: Size = Field(default=2**30, ge=2**20, description="shared memory for blocks")
+    high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
+    low: Share = Field(default=0.90, description="share in use down to which blocks are evicted")
+    segment_bytes: AutoSize = Field(
+        default=None,
+        ge=2**20,
+        le=2**40,
+        description="size of one segment; auto: capacity/64 within 64MiB..1GiB",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_watermarks(self.low, self.high)
+        if self.segment_bytes is not None and self.segment_bytes > self.capacity_bytes:
+            raise ValueError("segment must not be above capacity")
+        return self
+
+    @property
+    def segment_effective_bytes(self) -> int:
+        """What `auto` means here, in whole allocation units."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes // 4096 * 4096
+        size_bytes = min(max(self.capacity_bytes // 64, 64 * 2**20), 2**30)
+        return min(size_bytes, self.capacity_bytes) // 4096 * 4096
+
+
+class Disk(_Section):
+    capacity_bytes: Size = Field(
+        default=4 * 2**30, ge=0, description="space on disk for blocks; 0 turns the tier off"
+    )
+    path: AnyPath = Field(description="directory of the LMDB environment and the slab files")
+    high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
+    low: Share = Field(default=0.90, description="share in use down to which blocks are evicted")
+    codec: Literal["raw", "zstd"] = Field(
+        default="raw", description="frame that blocks are stored in"
+    )
+    codec_level: int = Field(default=1, ge=1, le=19, description="level of the zstd codec")
+    admit_hits: int = Field(
+        default=1,
+        ge=0,
+        le=255,
+        description="hits before a block is written to disk; 0: every block is",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_watermarks(self.low, self.high)
+        return self
+
+
+class Limits(_Section):
+    fill_ttl_s: Duration = Field(
+        default=30, ge=0.1, le=3600, description="life of a right to write"
+    )
+    lease_ttl_s: Duration = Field(
+        default=30,
+        ge=0.1,
+        le=3600,
+        description="life of a right to read, when the caller names none",
+    )
+    lease_ttl_max_s: Duration = Field(
+        default=600, ge=0.1, le=86400, description="longest life of a lease"
+    )
+    pin_ttl_max_s: Duration = Field(
+        default=7 * 86400, ge=1, le=365 * 86400, description="longest life of a pin"
+    )
+    resume_ttl_s: Duration = Field(
+        default=10, ge=0, le=3600, description="how long a session outlives its connection"
+    )
+    quarantine_s: Duration = Field(
+        default=60, ge=0, le=86400, description="how long a late writer's space is kept unused"
+    )
+    lease_share: Share = Field(default=0.8, description="share of a tier that leases may hold")
+    pin_share: Share = Field(default=0.5, description="share of a tier that pins may hold")
+    sink_share: Share = Field(
+        default=0.05, description="share of a tier where first blocks are exempt from eviction"
+    )
+    checkpoint_share: Share = Field(
+        default=0.25, description="share of a tier for window and state groups"
+    )
+    checkpoint_ttl_s: Duration = Field(
+        default=600, ge=1, le=7 * 86400, description="life of window and state copies"
+    )
+    sessions: int = Field(default=1024, ge=1, le=65536, description="sessions at once")
+    leases_per_session: int = Field(
+        default=65536, ge=1, le=2**20, description="leases of one session at once"
+    )
+    load_deadline_s: Duration = Field(
+        default=5, ge=0.01, le=600, description="how long a read waits for its load from disk"
+    )
+    drain_s: Duration = Field(
+        default=30, ge=0, le=3600, description="how long SIGTERM may flush dirty blocks to disk"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.lease_ttl_s > self.lease_ttl_max_s:
+            raise ValueError("lease_ttl must not be above lease_ttl_max")
+        return self
+
+
+class Log(_Section):
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lines below it are dropped"
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, else json"
+    )
+
+
+class Config(_Section):
+    state_dir: AnyPath = Field(
+        description="directory that one daemon owns: lock, records, blocks on disk"
+    )
+    socket: SocketPath = Field(description="unix socket of the local channel")
+    socket_mode: Mode = Field(default=0o600, description="who may connect to it")
+    listen: GrpcListen = Field(
+        default=Endpoint("127.0.0.1", 7439), description="gRPC: HOST:PORT, unix:PATH or off"
+    )
+    metrics_listen: Listen = Field(
+        default=Endpoint("127.0.0.1", 7440),
+        description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
+    )
+    policy: Literal["lru", "composite"] = Field(
+        default="lru", description="which block is evicted first"
+    )
+    dram: Dram = Field(default=Dram(), description="the tier in shared memory")
+    disk: Disk = Field(description="the tier on NVMe")
+    limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
+    log: Log = Field(default=Log(), description="log lines")
+
+    def to_json(self) -> str:
+        """For the daemon's own processes: `parse` gives an equal Config back."""
+        return self.model_dump_json(by_alias=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key with its effective value as text, and where that came from: `flag`, `environment NAME`, `file PATH` or `default`."""
+
+    key: str
+    value: str
+    origin: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    config: Config
+    origins: Mapping[str, str]
+    """By key; a key that is not there has its default."""
+
+    def settings(self) -> list[Setting]:
+        values, defaults = dict(_texts(self.config)), _default_texts()
+        return [
+            Setting(key, values[key], self.origins.get(key, "default"), defaults[key], meaning)
+            for key, meaning in _MEANINGS.items()
+        ]
+
+
+def load(
+    *,
+    flags: Mapping[str, str | None] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded:
+    """Flags (by key; None is not given) over the environment over the file over defaults; `ConfigError` names key, origin and a remedy.
+
+    Without `file`: the one that KVSTORED_CONFIG names, else $XDG_CONFIG_HOME/kvstored/kvstored.toml, else /etc/kvstored/kvstored.toml, where they exist.
+    """
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    layers: list[Mapping[str, tuple[object, str]]] = [
+        _from_file(_chosen_file(file, environ)),
+        _from_environment(environ),
+        {key: (value, "flag") for key, value in (flags or {}).items() if value is not None},
+    ]
+    for layer in layers:
+        for key, (value, origin) in layer.items():
+            if key not in _MEANINGS:
+                raise ConfigError(_unknown(key, origin))
+            values[key], origins[key] = value, origin
+    try:
+        return Loaded(Config.model_validate(_nested(_defaults(values, environ) | values)), origins)
+    except ValidationError as error:
+        raise ConfigError(_refusal(error, origins)) from error
+
+
+def parse(text: str) -> Config:
+    """What `Config.to_json` wrote."""
+    return Config.model_validate(json.loads(text))
+
+
+def environment_name(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+def _chosen_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is not None:
+        return file
+    if named := environ.get("KVSTORED_CONFIG"):
+        return Path(named)
+    places = (_xdg(environ, "XDG_CONFIG_HOME", ".config") / "kvstored", Path("/etc/kvstored"))
+    return next((path for place in places if (path := place / "kvstored.toml").is_file()), None)
+
+
+def _from_file(path: Path | None) -> dict[str, tuple[object, str]]:
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"configuration file cannot be read: path={path} error={error}"
+        ) from error
+    return {key: (value, f"file {path}") for key, value in _flat(table, "")}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    keys = {environment_name(key): key for key in _MEANINGS}
+    found: dict[str, tuple[object, str]] = {}
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENVIRONMENT_PREFIX) and not _FOREIGN.fullmatch(name):
+            if name not in keys:
+                raise ConfigError(_unknown(name, "environment", sorted(keys)))
+            found[keys[name]] = (value, f"environment {name}")
+    return found
+
+
+def _defaults(values: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, object]:
+    """Paths whose default depends on where this runs and on each other."""
+    state_dir = Path(
+        str(values.get("state_dir", _xdg(environ, "XDG_STATE_HOME", ".local/state") / "kvstored"))
+    )
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    beside = Path(runtime) / "kvstored" if runtime.startswith("/") else state_dir
+    return {
+        "state_dir": state_dir,
+        "socket": beside / "kvstored.sock",
+        "disk.path": state_dir / "disk",
+    }
+
+
+def _xdg(environ: Mapping[str, str], name: str, below_home: str) -> Path:
+    """A relative path in such a variable is invalid and ignored, says its specification."""
+    named = environ.get(name, "")
+    home = environ.get("HOME") or "~"
+    return Path(named) if named.startswith("/") else Path(home).expanduser() / below_home
+
+
+def _flat(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in _MEANINGS:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    nested: dict[str, object] = {}
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in values.items():
+        section, dot, name = key.rpartition(".")
+        if dot:
+            sections.setdefault(section, {})[name] = value
+        else:
+            nested[name] = value
+    return nested | sections
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{_key(name)}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
+            yield from _keys(field.annotation, f"{key}.")
+        else:
+            yield key, field.description or ""
+
+
+def _texts(config: Config) -> Iterator[tuple[str, str]]:
+    return (
+        (key, str(value)) for key, value in _flat(config.model_dump(mode="json", by_alias=True), "")
+    )
+
+
+def _default_texts() -> dict[str, str]:
+    """As text with the variables that paths depend on left in."""
+    state = "$XDG_STATE_HOME/kvstored"
+    plain = Config.model_validate(_nested({"state_dir": "/", "socket": "/s", "disk.path": "/d"}))
+    paths = {
+        "state_dir": state,
+        "socket": "$XDG_RUNTIME_DIR/kvstored/kvstored.sock",
+        "disk.path": f"{state}/disk",
+    }
+    return dict(_texts(plain)) | paths
+
+
+def _unknown(name: str, origin: str, known: Sequence[str] = ()) -> str:
+    near = difflib.get_close_matches(name, known or [*_MEANINGS], n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else "kvstored config lists all"
+    return f"unknown setting: name={name} from={origin}; {hint}"
+
+
+def _refusal(error: ValidationError, origins: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    default = _default_texts().get(key)
+    facts = f"{message}; from={origins.get(key, 'default')}"
+    return f"setting {key}: {facts}" + (f" default={default}" if default else "")
+
+
+_MEANINGS = dict(_keys(Config))
