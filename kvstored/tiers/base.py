@@ -86,3 +86,18 @@ class Tier(Protocol):
 
 def ref_of(record: Record) -> PieceRef:
     return PieceRef(record.fingerprint, record.group, record.shard)
+
+
+def batch_of(
+    records: Records, places: Sequence[Place], *, cursor: int, done: bool, rejected: int
+) -> ScanBatch:
+    """Places of the records, in their order, as columns."""
+    flat = [(e.segment, e.start, e.units) for place in places for e in place]
+    return ScanBatch(
+        records=records,
+        extent_counts=np.fromiter(map(len, places), np.uint8, len(places)),
+        extents=np.asarray(flat, dtype=np.uint32).reshape(-1, 3),
+        cursor=cursor,
+        done=done,
+        rejected=rejected,
+    )

@@ -88,7 +88,7 @@ _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
 _LAST, _LAST_OFFSET = struct.Struct("<d"), 16
-_KEY_BYTES_OFFSET = 225
+_KEY_OFFSET, _KEY_BYTES_OFFSET = 112, 225
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +249,32 @@ def unpack_place(raw: bytes) -> Place:
     if len(raw) % EXTENT_BYTES or not 0 < len(raw) <= EXTENTS_MAX * EXTENT_BYTES:
         raise Corrupt(f"place has a wrong size: bytes={len(raw)}")
     return tuple(Extent(*words) for words in _EXTENT.iter_unpack(raw))
+
+
+def trimmed(place: Place, size_bytes: int) -> Place:
+    """The units of `place` that the first `size_bytes` bytes touch."""
+    assert 0 < size_bytes <= place_bytes(place), "more bytes than the place has"
+    units = -(-size_bytes // UNIT_BYTES)
+    kept: list[Extent] = []
+    for extent in place:
+        kept.append(Extent(extent.segment, extent.start, min(extent.units, units)))
+        units -= kept[-1].units
+        if not units:
+            break
+    return tuple(kept)
+
+
+def key_of(raw: bytes | memoryview, offset: int) -> bytes:
+    """The key in the packed record at `offset`, which is not checked."""
+    key = offset + _KEY_OFFSET
+    return bytes(raw[key : key + raw[offset + _KEY_BYTES_OFFSET]])
+
+
+def vouches(row: np.void, packed_place: bytes) -> bool:
+    """Whether a checked record of a batch belongs to exactly this place."""
+    return len(packed_place) == int(row["extent_count"]) * EXTENT_BYTES and int(
+        row["place_checksum"]
+    ) == xxhash.xxh3_64_intdigest(packed_place)
 
 
 def patch_counters(

@@ -1,0 +1,38 @@
+"""Bytes in memory as runs of uint8 views: size, hash and copy, all without holding the GIL for long."""
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvstored.tiers.base import Views
+
+
+def size_of(views: Views) -> int:
+    return sum(len(view) for view in views)
+
+
+def hash_of(views: Views) -> int:
+    """xxh3-64 of the bytes in turn; `update` lets other threads run, the one-shot calls do not."""
+    hasher = xxhash.xxh3_64()
+    for view in views:
+        hasher.update(view.data)
+    return hasher.intdigest()
+
+
+def copy(source: Views, target: Views) -> None:
+    """Copy all of `source` into `target`, which has the same size but may be cut elsewhere."""
+    assert size_of(source) == size_of(target), "copy between different sizes"
+    remaining = list(reversed(source))
+    for view in target:
+        filled = 0
+        while filled < len(view):
+            part = remaining.pop()
+            count = min(len(part), len(view) - filled)
+            np.copyto(view[filled : filled + count], part[:count])
+            filled += count
+            if count < len(part):
+                remaining.append(part[count:])
+
+
+def as_view(raw: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(raw, dtype=np.uint8)
