@@ -143,14 +143,16 @@ class Extents:
         """Assert every invariant; cost is linear in the free runs."""
         counts: dict[int, int] = {}
         for run in self.free_runs():
-            assert run.units > 0 and run.start >= 0
+            assert run.units > 0
+            assert run.start >= 0
             assert run.start + run.units <= self._segments[run.segment].units
             assert (run.segment << _START_BITS | run.start) in self._heaps[run.units]
             counts[run.units] = counts.get(run.units, 0) + 1
         for one, other in pairwise(self.free_runs()):
             apart = one.segment != other.segment or one.start + one.units < other.start
             assert apart, "runs overlap or were not coalesced"
-        assert counts == self._counts and sorted(counts) == self._order
+        assert counts == self._counts
+        assert sorted(counts) == self._order
         assert self._heaps.keys() == counts.keys()
         assert self._free_units == sum(units * count for units, count in counts.items())
         assert self._capacity_units == sum(segment.units for segment in self._segments.values())
@@ -211,7 +213,7 @@ class Extents:
     def _give(self, number: int, start: int, units: int) -> None:
         segment = self._segments[number]
         end = start + units
-        assert units > 0 and start >= 0 and end <= segment.units, "extent outside of its segment"
+        assert 0 <= start < end <= segment.units, "extent outside of its segment"
         base = number << _START_BITS
         left, left_units = segment.at_or_before(end - 1)
         assert left + left_units <= start, "units are free already"
@@ -332,7 +334,8 @@ class _Segment:
         page = start >> _PAGE_BITS
         starts, lengths = self._pages[page]
         i = bisect_left(starts, start)
-        assert starts[i] == start and lengths[i] > units
+        assert starts[i] == start
+        assert lengths[i] > units
         if (start + units) >> _PAGE_BITS == page:
             starts[i] = start + units
             lengths[i] -= units

@@ -101,7 +101,8 @@ class FingerprintIndex:
             pending = pending[lost]
             slot = (slot[lost] + 1) & self._mask
         slots, mask = self._slot_view, self._mask
-        for row, at in zip(pending.tolist(), slot.tolist(), strict=True):
+        for row, first in zip(pending.tolist(), slot.tolist(), strict=True):
+            at = first
             while slots[at] >= 0:
                 at = (at + 1) & mask
             slots[at] = row

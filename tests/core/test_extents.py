@@ -150,7 +150,8 @@ def test_more_than_the_most_extents_is_refused_and_nothing_is_taken() -> None:
     assert extents.take_run([EXTENTS_MAX, EXTENTS_MAX + 1]) is None
     assert extents.free_units == 2 * EXTENTS_MAX
     place = extents.take(EXTENTS_MAX)
-    assert place is not None and len(place) == EXTENTS_MAX
+    assert place is not None
+    assert len(place) == EXTENTS_MAX
     extents.check()
 
 

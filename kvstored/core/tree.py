@@ -1,0 +1,313 @@
+"""The prefix tree over block rows: who follows whom, how deep, and the radix nodes of it.
+
+`parent`, `depth` and `children` (and the sibling links behind `children_of`) are the truth. A
+*node* is a maximal run of blocks in which each but the last has exactly one child; nodes derive
+from those columns and kept as links come and go: split at a divergence, joined when a fan-out falls
+to 1, each by relabelling the shorter side. What a block is, holds or weighs is not known here.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstored.core.types import BlockRow, Rows
+
+SUBTREE_BLOCKS_MAX = 65_536
+"""A larger subtree is not linked below a parent: bounds the time in which depths are mended."""
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixNode:
+    """A run of `length` blocks from `head` down to `tail`; `parent` is a node id or -1."""
+
+    id: int
+    parent: int
+    head: BlockRow
+    tail: BlockRow
+    length: int
+    children: tuple[int, ...]
+
+
+class PrefixTree:
+    """40 bytes a row at most; about a microsecond an operation, plus the shorter side of a split or
+    join and the size of a subtree that is linked late.
+
+    The columns are replaced by `ensure`: do not keep them across it, and do not write to them.
+    """
+
+    def __init__(self, rows: int = 0) -> None:
+        self.parent: Rows = np.empty(0, dtype=np.int32)
+        self.depth: Rows = self.parent
+        self.children: Rows = self.parent
+        self.node: Rows = self.parent
+        self._first: Rows = self.parent
+        self._next: Rows = self.parent
+        self._previous: Rows = self.parent
+        self._heads = array("i")
+        self._tails = array("i")
+        self._lengths = array("i")
+        """0 where the node id is free."""
+        self._free_nodes: list[int] = []
+        self.ensure(max(rows, 64))
+
+    def ensure(self, rows: int) -> None:
+        """Make room for rows below this number; grows by half at least."""
+        capacity = len(self.parent)
+        if rows <= capacity:
+            return
+        more = max(rows, capacity * 3 // 2) - capacity
+        self.parent = _grown(self.parent, more, _NONE)
+        self.depth = _grown(self.depth, more, 0)
+        self.children = _grown(self.children, more, 0)
+        self.node = _grown(self.node, more, _NONE)
+        self._first = _grown(self._first, more, _NONE)
+        self._next = _grown(self._next, more, _NONE)
+        self._previous = _grown(self._previous, more, _NONE)
+        # Scalar reads and writes through these cost a third of those through numpy.
+        self._parents = self.parent.data
+        self._depths = self.depth.data
+        self._fan_outs = self.children.data
+        self._nodes = self.node.data
+        self._firsts = self._first.data
+        self._nexts = self._next.data
+        self._previouses = self._previous.data
+
+    @property
+    def node_count(self) -> int:
+        return len(self._lengths) - len(self._free_nodes)
+
+    def add(self, row: int) -> None:
+        """A new root, of depth 0. The row is not in the tree."""
+        assert self._nodes[row] == _NONE, "row is in the tree"
+        self._nodes[row] = self._new_node(row, row, 1)
+
+    def link(self, row: int, parent: int) -> bool:
+        """Put a root with all that hangs below it under a parent.
+
+        False, with nothing changed, when the parent is itself below the row or the subtree is over
+        `SUBTREE_BLOCKS_MAX`.
+        """
+        assert self._nodes[row] != _NONE and self._nodes[parent] != _NONE, "row is not in the tree"
+        assert self._parents[row] == _NONE, "row has a parent"
+        if row == parent:
+            return False
+        below: list[int] = []
+        if self._fan_outs[row] and (self._root_of(parent) == row or not self._collect(row, below)):
+            return False
+        fan_out = self._fan_outs[parent]
+        if fan_out == 1:
+            self._split(parent)
+        self._attach(row, parent)
+        if fan_out == 0:
+            self._join(parent, row)
+        deeper = self._depths[parent] + 1
+        self._depths[row] = deeper
+        if below:
+            self.depth[below] += deeper
+        return True
+
+    def remove(self, row: int) -> None:
+        """Forget a row that has no children."""
+        assert self._fan_outs[row] == 0, "row has children"
+        node, parent = self._nodes[row], self._parents[row]
+        assert node != _NONE, "row is not in the tree"
+        self._nodes[row] = _NONE
+        self._depths[row] = 0
+        if parent == _NONE:
+            self._free_node(node)
+            return
+        if self._nodes[parent] == node:
+            self._tails[node] = parent
+            self._lengths[node] -= 1
+        else:
+            self._free_node(node)
+        self._detach(row, parent)
+        if self._fan_outs[parent] == 1:
+            self._join(parent, self._firsts[parent])
+
+    def path(self, row: int) -> Rows:
+        """Rows from the root down to this row."""
+        depth = self._depths[row]
+        path: Rows = np.empty(depth + 1, dtype=np.int32)
+        parents, view = self._parents, path.data
+        for i in range(depth, -1, -1):
+            view[i] = row
+            row = parents[row]
+        return path
+
+    def children_of(self, row: int) -> list[int]:
+        """Rows right below, the newest link first."""
+        children = []
+        child = self._firsts[row]
+        while child != _NONE:
+            children.append(child)
+            child = self._nexts[child]
+        return children
+
+    def node_of(self, row: int) -> int:
+        """Id of the run that holds this row, -1 when it is not in the tree."""
+        return self._nodes[row]
+
+    def nodes(self, start: int, limit: int) -> Iterator[PrefixNode]:
+        """At most `limit` nodes with ids from `start` on; go on from the last id + 1."""
+        for node in range(max(start, 0), len(self._lengths)):
+            if limit <= 0:
+                return
+            if self._lengths[node]:
+                limit -= 1
+                yield self._value_of(node)
+
+    def check(self) -> None:
+        """Recompute everything from `parent` and compare; cost is linear in the rows."""
+        rows = np.flatnonzero(self.node != _NONE).astype(np.int32)
+        parents = self.parent[rows]
+        assert (self.node[parents[parents != _NONE]] != _NONE).all(), "a parent is not in the tree"
+        fan_outs = np.bincount(parents[parents != _NONE], minlength=len(self.parent))
+        assert np.array_equal(self.children, fan_outs)
+        seen, reached = [row for row in rows.tolist() if self._parents[row] == _NONE], 0
+        assert not self.depth[seen].any()
+        while reached < len(seen):  # from the roots down: a cycle is never reached
+            row = seen[reached]
+            reached += 1
+            children = self.children_of(row)
+            assert len(children) == self._fan_outs[row]
+            for child in children:
+                assert self._parents[child] == row
+                assert self._depths[child] == self._depths[row] + 1
+                same = self._nodes[child] == self._nodes[row]
+                assert same is (len(children) == 1), "a run is not maximal or goes on in a branch"
+            seen.extend(children)
+        assert len(seen) == len(rows), "rows that no root reaches"
+        self._check_nodes(rows)
+
+    def _check_nodes(self, rows: Rows) -> None:
+        assert sorted(self._free_nodes) == [i for i, n in enumerate(self._lengths) if not n]
+        lengths = np.bincount(self.node[rows], minlength=len(self._lengths))
+        assert lengths.tolist() == self._lengths.tolist()
+        for node, length in enumerate(self._lengths):
+            if length:
+                head, tail = self._heads[node], self._tails[node]
+                assert self._nodes[head] == self._nodes[tail] == node
+                assert self._depths[tail] - self._depths[head] == length - 1
+
+    def _value_of(self, node: int) -> PrefixNode:
+        head, tail = self._heads[node], self._tails[node]
+        above = self._parents[head]
+        return PrefixNode(
+            id=node,
+            parent=_NONE if above == _NONE else self._nodes[above],
+            head=BlockRow(head),
+            tail=BlockRow(tail),
+            length=self._lengths[node],
+            children=tuple(self._nodes[child] for child in self.children_of(tail)),
+        )
+
+    def _root_of(self, row: int) -> int:
+        """By runs, not by blocks."""
+        while True:
+            row = self._heads[self._nodes[row]]
+            above = self._parents[row]
+            if above == _NONE:
+                return row
+            row = above
+
+    def _collect(self, row: int, below: list[int]) -> bool:
+        """All rows below this one; False when they and it are too many."""
+        firsts, nexts = self._firsts, self._nexts
+        pending = [firsts[row]]
+        while pending:
+            child = pending.pop()
+            while child != _NONE:
+                below.append(child)
+                if firsts[child] != _NONE:
+                    pending.append(firsts[child])
+                child = nexts[child]
+            if len(below) >= SUBTREE_BLOCKS_MAX:
+                return False
+        return True
+
+    def _attach(self, row: int, parent: int) -> None:
+        newest = self._firsts[parent]
+        if newest != _NONE:
+            self._previouses[newest] = row
+        self._nexts[row] = newest
+        self._firsts[parent] = row
+        self._parents[row] = parent
+        self._fan_outs[parent] += 1
+
+    def _detach(self, row: int, parent: int) -> None:
+        before, after = self._previouses[row], self._nexts[row]
+        if before == _NONE:
+            self._firsts[parent] = after
+        else:
+            self._nexts[before] = after
+        if after != _NONE:
+            self._previouses[after] = before
+        self._previouses[row] = self._nexts[row] = self._parents[row] = _NONE
+        self._fan_outs[parent] -= 1
+
+    def _split(self, row: int) -> None:
+        """End the run at this row, which lies within it; the longer side keeps the node."""
+        node, below = self._nodes[row], self._firsts[row]
+        upper = self._depths[row] - self._depths[self._heads[node]] + 1
+        lower = self._lengths[node] - upper
+        if lower <= upper:
+            tail = self._tails[node]
+            self._relabel_down(below, lower, self._new_node(below, tail, lower))
+            self._tails[node] = row
+            self._lengths[node] = upper
+        else:
+            head = self._heads[node]
+            self._relabel_up(row, upper, self._new_node(head, row, upper))
+            self._heads[node] = below
+            self._lengths[node] = lower
+
+    def _join(self, row: int, child: int) -> None:
+        """Make one run of the one that ends at `row` and the one that starts at its only child."""
+        upper, lower = self._nodes[row], self._nodes[child]
+        upper_length, lower_length = self._lengths[upper], self._lengths[lower]
+        if lower_length <= upper_length:
+            self._relabel_down(child, lower_length, upper)
+            self._tails[upper] = self._tails[lower]
+            self._lengths[upper] = upper_length + lower_length
+            self._free_node(lower)
+        else:
+            self._relabel_up(row, upper_length, lower)
+            self._heads[lower] = self._heads[upper]
+            self._lengths[lower] = upper_length + lower_length
+            self._free_node(upper)
+
+    def _relabel_down(self, row: int, count: int, node: int) -> None:
+        nodes, firsts = self._nodes, self._firsts
+        for _ in range(count):
+            nodes[row] = node
+            row = firsts[row]
+
+    def _relabel_up(self, row: int, count: int, node: int) -> None:
+        nodes, parents = self._nodes, self._parents
+        for _ in range(count):
+            nodes[row] = node
+            row = parents[row]
+
+    def _new_node(self, head: int, tail: int, length: int) -> int:
+        if self._free_nodes:
+            node = self._free_nodes.pop()
+            self._heads[node] = head
+            self._tails[node] = tail
+            self._lengths[node] = length
+            return node
+        self._heads.append(head)
+        self._tails.append(tail)
+        self._lengths.append(length)
+        return len(self._lengths) - 1
+
+    def _free_node(self, node: int) -> None:
+        self._lengths[node] = 0
+        self._free_nodes.append(node)
+
+
+def _grown(column: Rows, more: int, value: int) -> Rows:
+    return np.concatenate((column, np.full(more, value, dtype=np.int32)))
