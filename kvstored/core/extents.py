@@ -31,7 +31,7 @@ _RECENT_TAKES = 64
 
 
 class Extents:
-    """A few microseconds a call; 8 bytes a free run and 40 to 80 in the heaps."""
+    """A few microseconds a call (50 when gathered from 10 runs); about 130 bytes a free run."""
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}

@@ -90,7 +90,8 @@ class PrefixTree:
         False, with nothing changed, when the parent is itself below the row or the subtree is over
         `SUBTREE_BLOCKS_MAX`.
         """
-        assert self._nodes[row] != _NONE and self._nodes[parent] != _NONE, "row is not in the tree"
+        assert self._nodes[row] != _NONE, "row is not in the tree"
+        assert self._nodes[parent] != _NONE, "parent is not in the tree"
         assert self._parents[row] == _NONE, "row has a parent"
         if row == parent:
             return False
