@@ -57,8 +57,7 @@ class Notifier:
 
     def store(self, name: str, fd: int) -> bool:
         """Has the manager keep a duplicate of `fd` under `name` for the next start; the caller keeps its own."""
-        assert 0 < len(name) <= NAME_MAX, name
-        assert ":" not in name, name
+        assert is_name(name), name
         return self.send([("FDSTORE", "1"), ("FDNAME", name), ("FDPOLL", "0")], [fd])
 
     def remove(self, name: str) -> bool:
@@ -115,6 +114,11 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def is_name(name: str) -> bool:
+    """Whether a descriptor may be called so."""
+    return 0 < len(name) <= NAME_MAX and name.isprintable() and ":" not in name
 
 
 def listen_fds(environ: MutableMapping[str, str] = os.environ) -> list[tuple[str, int]]:
