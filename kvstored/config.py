@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -159,6 +159,9 @@ class Log(_Section):
         default="auto", description="auto: console on a terminal, else json"
     )
 
+    def is_json(self, stream: TextIO) -> bool:
+        return self.format == "json" or (self.format == "auto" and not stream.isatty())
+
 
 class Config(_Section):
     state_dir: AnyPath = Field(
@@ -242,6 +245,10 @@ def load(
 def parse(text: str) -> Config:
     """What `Config.to_json` wrote."""
     return Config.model_validate(json.loads(text))
+
+
+def meaning(key: str) -> str:
+    return _MEANINGS[key]
 
 
 def environment_name(key: str) -> str:

@@ -1,0 +1,3 @@
+from kvstored.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The command line. Commands translate: what they do lies below."""
