@@ -1,0 +1,323 @@
+"""The NVMe tier: records in LMDB, bytes in slab files.
+
+A write is payload, fdatasync of the slabs, LMDB commit, in this order, one sync and one commit a call: a record never names bytes that
+are not on the disk. A full or failing disk makes the tier read-only for a while; reads and discards go on.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from kvstored.clock import Clock
+from kvstored.codec import frame
+from kvstored.codec.frame import Codec
+from kvstored.core.types import UNIT_BYTES, Place
+from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
+from kvstored.tiers import record as layout
+from kvstored.tiers import slabs
+from kvstored.tiers import views as memory
+from kvstored.tiers.base import Counters, PieceRef, ScanBatch, Views
+from kvstored.tiers.disk_env import KEY_END, RecordEnv, key_of
+from kvstored.tiers.disk_scan import columns_of
+from kvstored.tiers.record import RECORD_BYTES, Record, State
+from kvstored.tiers.slabs import Job, SlabIo, Slabs, Staged
+
+SLAB_BYTES = 1 << 30
+PAUSE_S = 30.0
+_INDEX = "index"
+_WINDOW_BYTES = 64 << 20
+"""Bytes of pieces that are staged in memory at once; a larger piece goes alone."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`map_bytes`: bound of the LMDB map, all of it taken from the disk at start. `pause_s`: how long a failed write keeps others away."""
+
+    map_bytes: int
+    slab_bytes: int = SLAB_BYTES
+    codec: Codec = Codec.RAW
+    codec_level: int = frame.LEVEL_DEFAULT
+    direct: bool = True
+    pause_s: float = PAUSE_S
+
+
+def map_bytes_for(capacity_bytes: int) -> int:
+    """Room for a record of every 20 KiB or so of pieces; with smaller ones the index fills before the slabs do, and that is eviction's to solve."""
+    return min(max(capacity_bytes // 32, 16 << 20), 64 << 30) // UNIT_BYTES * UNIT_BYTES
+
+
+def erase(directory: Path) -> None:
+    """Remove a disk tier's files, and only those: the cold start after StateMismatch."""
+    shutil.rmtree(directory / _INDEX, ignore_errors=True)
+    for path in directory.glob("slab-*"):
+        path.unlink(missing_ok=True)
+
+
+class Disk:
+    """Opens or makes the tier in `directory`; raises StateMismatch when it is another version's (then `erase`), NoSpace, Unavailable."""
+
+    def __init__(
+        self, directory: Path, options: Options, *, clock: Clock, io: SlabIo | None = None
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._write_lock = threading.Lock()
+        self._read_only_until_s = 0.0
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._env = RecordEnv(directory / _INDEX, options.map_bytes)
+            self._slabs = Slabs(
+                directory,
+                slab_bytes=options.slab_bytes,
+                direct=options.direct,
+                io=io or SlabIo(),
+            )
+        except OSError as error:
+            raise slabs.translated(error, f"cannot open the disk tier: {directory=!s}") from error
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether bytes go around the page cache."""
+        return self._slabs.is_direct
+
+    def is_read_only(self) -> bool:
+        return self._clock.now_s() < self._read_only_until_s
+
+    def index_used_share(self) -> float:
+        """Of the map's pages; puts are refused above 0.9, so evict well before."""
+        return self._env.used_share()
+
+    def records(self) -> int:
+        return self._env.count()
+
+    def segments(self) -> list[tuple[int, int]]:
+        return self._slabs.segments()
+
+    def grow(self) -> tuple[int, int]:
+        """One more slab file, its space allocated; (segment, units). Raises NoSpace or Unavailable."""
+        return self._slabs.grow()
+
+    def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
+        with self._write_lock:
+            if self.is_read_only():
+                error = Unavailable("disk tier is read-only for a while after a failed write")
+                return [error for _ in items]
+            outcomes: list[Record | KvstoredError] = []
+            for window in _windows(items, lambda item: item[0].length):
+                outcomes.extend(self._payload_written(window))
+            self._sync(outcomes)
+            self._commit(outcomes)
+            return outcomes
+
+    def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
+        try:
+            found = self._env.get([ref for ref, _, _ in items])
+        except KvstoredError as error:
+            return [error for _ in items]
+        outcomes = [
+            self._readable(record, place, target)
+            for record, (_, place, target) in zip(found, items, strict=True)
+        ]
+        sizes = [o.stored_length if isinstance(o, Record) else 0 for o in outcomes]
+        for window in _windows(range(len(items)), sizes.__getitem__):
+            self._payload_read(window, items, outcomes)
+        return outcomes
+
+    def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
+        """As every tier's; raises NoSpace or Unavailable when the index cannot be written: what was not forgotten is still there."""
+        keys = [(key_of(ref), layout.pack_place(place)) for ref, place in items]
+        return [_record_or_none(value) for value in self._env.remove(keys)]
+
+    def flush_counters(self, items: Sequence[Counters]) -> None:
+        self._env.patch(items)
+
+    def scan(self, cursor: int, limit: int) -> ScanBatch:
+        """Records in key order. Those that cannot be used are deleted on the way."""
+        raw = self._env.batch(cursor, limit)
+        columns = columns_of(raw.values, self._slabs.segments())
+        unusable = np.flatnonzero(~columns.is_usable).tolist()
+        self._env.remove([(raw.keys[i], raw.values[i][RECORD_BYTES:]) for i in unusable])
+        return ScanBatch(
+            records=columns.records,
+            extent_counts=columns.extent_counts,
+            extents=columns.extents,
+            cursor=raw.cursor,
+            done=raw.cursor == KEY_END,
+            rejected=len(unusable),
+        )
+
+    def close(self) -> None:
+        self._env.close()
+        self._slabs.close()
+
+    # Writing
+
+    def _payload_written(
+        self, items: Sequence[tuple[Record, Views]]
+    ) -> list[Record | KvstoredError]:
+        outcomes: list[Record | KvstoredError] = []
+        jobs: list[Job] = []
+        for i, (record, source) in enumerate(items):
+            outcome = self._encoded(record, source)
+            if isinstance(outcome, KvstoredError):
+                outcomes.append(outcome)
+                continue
+            stored, staging = outcome
+            outcomes.append(stored)
+            jobs.extend(slabs.jobs_of(i, staging.aligned, stored.place))
+        for i, error in self._slabs.write(jobs).items():
+            outcomes[i] = self._failed(error)
+        return outcomes
+
+    def _encoded(self, record: Record, source: Views) -> tuple[Record, Staged] | KvstoredError:
+        """What will be stored, in memory that can be written as it is."""
+        assert memory.size_of(source) == record.length
+        if memory.hash_of(source) != record.checksum:
+            return Corrupt(f"source does not match its checksum: length={record.length}")
+        codec, stored, checksum = Codec.RAW, source, record.checksum
+        if self._options.codec is Codec.ZSTD:
+            packed = frame.compressed(source, self._options.codec_level)
+            if _units(len(packed)) < _units(record.length):
+                codec, stored, checksum = Codec.ZSTD, [packed], memory.hash_of([packed])
+        stored_length = memory.size_of(stored)
+        staging = slabs.staged(stored)
+        staging.fill()
+        written = replace(
+            record,
+            place=layout.trimmed(record.place, stored_length),
+            codec=int(codec),
+            stored_length=stored_length,
+            stored_checksum=checksum,
+            state=State.READY,
+            leased=False,
+            owner_pid=0,
+        )
+        return written, staging
+
+    def _sync(self, outcomes: list[Record | KvstoredError]) -> None:
+        """Make the payload durable; an item in a slab that cannot be synced has failed."""
+        touched = {e.segment for o in outcomes if isinstance(o, Record) for e in o.place}
+        failed = self._slabs.sync(touched)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, Record):
+                error = next(
+                    (failed[e.segment] for e in outcome.place if e.segment in failed), None
+                )
+                if error:
+                    outcomes[i] = self._failed(error)
+
+    def _commit(self, outcomes: list[Record | KvstoredError]) -> None:
+        records = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+        if not records:
+            return
+        try:
+            self._env.put(records)
+        except KvstoredError as error:
+            if isinstance(error, Unavailable):
+                self._pause()
+            outcomes[:] = [error if isinstance(o, Record) else o for o in outcomes]
+
+    def _failed(self, error: OSError) -> KvstoredError:
+        self._pause()
+        return slabs.translated(error, "slab cannot be written:")
+
+    def _pause(self) -> None:
+        self._read_only_until_s = self._clock.now_s() + self._options.pause_s
+
+    # Reading
+
+    def _readable(
+        self, record: Record | Corrupt | None, place: Place, target: Views
+    ) -> Record | KvstoredError:
+        if isinstance(record, Corrupt):
+            return record
+        if record is None or record.place != place or not self._is_held(place):
+            return NotFound("no such piece on disk")
+        if record.codec == Codec.RAW and record.stored_length != record.length:
+            return Corrupt(f"raw piece has two lengths: stored_length={record.stored_length}")
+        if memory.size_of(target) != record.length:
+            return Corrupt(f"piece has another length: length={record.length}")
+        return record
+
+    def _payload_read(
+        self,
+        window: Sequence[int],
+        items: Sequence[tuple[PieceRef, Place, Views]],
+        outcomes: list[Record | KvstoredError],
+    ) -> None:
+        """Fill the targets of those items of the window whose outcome is a record so far."""
+        staging: dict[int, tuple[Record, Staged]] = {}
+        jobs: list[Job] = []
+        for i in window:
+            record = outcomes[i]
+            if not isinstance(record, Record):
+                continue
+            staged = _staged_for_read(record, items[i][2])
+            staging[i] = (record, staged)
+            jobs.extend(
+                slabs.jobs_of(i, staged.aligned, layout.trimmed(record.place, record.stored_length))
+            )
+        failed = self._slabs.read(jobs)
+        for i, (record, staged) in staging.items():
+            if i in failed:
+                outcomes[i] = slabs.translated(failed[i], "slab cannot be read:")
+                continue
+            try:
+                _finish_read(record, staged, items[i][2])
+            except Corrupt as error:
+                outcomes[i] = error
+
+    def _is_held(self, place: Place) -> bool:
+        return all(self._slabs.holds(extent) for extent in place)
+
+
+def _staged_for_read(record: Record, target: Views) -> Staged:
+    """Raw bytes go straight to the target where they can; a frame goes to memory of its own."""
+    if record.codec == Codec.RAW:
+        return slabs.staged(target)
+    return Staged([slabs.aligned(record.stored_length)])
+
+
+def _finish_read(record: Record, staged: Staged, target: Views) -> None:
+    """Check what was read, decode it, and check what came of it."""
+    staged.spill()
+    if record.codec != Codec.RAW:
+        stored = staged.aligned[0][: record.stored_length]
+        if memory.hash_of([stored]) != record.stored_checksum:
+            raise Corrupt("stored bytes on disk do not match their checksum")
+        frame.decode(record.codec, stored, target)
+    if memory.hash_of(target) != record.checksum:
+        raise Corrupt("bytes on disk do not match their checksum")
+
+
+def _windows(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Consecutive items of at most _WINDOW_BYTES in all; a larger one alone."""
+    start, held_bytes = 0, 0
+    for i, item in enumerate(items):
+        size_bytes = size_of(item)
+        if i > start and held_bytes + size_bytes > _WINDOW_BYTES:
+            yield items[start:i]
+            start, held_bytes = i, 0
+        held_bytes += size_bytes
+    if start < len(items):
+        yield items[start:]
+
+
+def _units(size_bytes: int) -> int:
+    return -(-size_bytes // UNIT_BYTES)
+
+
+def _record_or_none(value: bytes | None) -> Record | None:
+    """A damaged record is forgotten all the same, there is nothing to tell of it."""
+    if value is None:
+        return None
+    try:
+        return layout.unpack_value(value)
+    except Corrupt:
+        return None

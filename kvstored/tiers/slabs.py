@@ -1,0 +1,258 @@
+"""Slab files: where the bytes of the disk tier lie. Whole aligned units in, whole aligned units out, and when they are durable.
+
+Reads and writes go around the page cache (O_DIRECT) where the filesystem can, else through it. What lies where is for others to know.
+"""
+
+import errno
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.types import UNIT_BYTES, Extent, Place
+from kvstored.errors import InvalidArgument, NoSpace, Unavailable
+from kvstored.tiers import views as memory
+from kvstored.tiers.base import Views
+
+_NAME = re.compile(r"slab-(\d{5})\.dat")
+_BUFFERS_MAX = 64
+"""Neighbours moved by one system call."""
+
+
+class SlabIo:
+    """The system calls of a slab; tests pass one that fails."""
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.preadv(fd, buffers, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.pwritev(fd, buffers, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        os.posix_fallocate(fd, 0, size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Move `view` (aligned, whole units) to or from byte `offset` of a slab, on behalf of item number `item`."""
+
+    item: int
+    segment: int
+    offset: int
+    view: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Memory for one piece that can be moved as it is: `aligned` covers whole units.
+
+    Where the piece's own views could not be used, `inside` are the parts of `aligned` that stand for `outside`.
+    """
+
+    aligned: list[NDArray[np.uint8]]
+    inside: list[NDArray[np.uint8]] = field(default_factory=list)
+    outside: list[NDArray[np.uint8]] = field(default_factory=list)
+
+    def fill(self) -> None:
+        """Before a write: the piece's bytes into the aligned memory."""
+        memory.copy(self.outside, self.inside)
+
+    def spill(self) -> None:
+        """After a read: the bytes out into the piece's views."""
+        memory.copy(self.inside, self.outside)
+
+
+def staged(piece: Views) -> Staged:
+    """Aligned memory for `piece`: its own views, its ragged tail through a unit of its own, or a copy of everything."""
+    views = [view for view in piece if len(view)]
+    ragged = len(views[-1]) % UNIT_BYTES
+    inner_whole = all(len(view) % UNIT_BYTES == 0 for view in views[:-1])
+    if not (inner_whole and all(_is_aligned(view) for view in views)):
+        size = memory.size_of(views)
+        buffer = aligned(size)
+        return Staged([buffer], [buffer[:size]], views)
+    if not ragged:
+        return Staged(views)
+    body, tail = views[-1][:-ragged], views[-1][-ragged:]
+    unit = aligned(UNIT_BYTES)
+    return Staged([*views[:-1], *([body] if len(body) else []), unit], [unit[:ragged]], [tail])
+
+
+def aligned(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed page-aligned memory of whole units, at least `size_bytes`."""
+    return np.frombuffer(mmap.mmap(-1, -(-size_bytes // UNIT_BYTES) * UNIT_BYTES), dtype=np.uint8)
+
+
+def jobs_of(item: int, views: Sequence[NDArray[np.uint8]], place: Place) -> list[Job]:
+    """Lay aligned views onto a place of the same size."""
+    jobs: list[Job] = []
+    remaining = list(reversed(views))
+    for extent in place:
+        offset, end = extent.start * UNIT_BYTES, (extent.start + extent.units) * UNIT_BYTES
+        while offset < end:
+            view = remaining.pop()
+            count = min(len(view), end - offset)
+            jobs.append(Job(item, extent.segment, offset, view[:count]))
+            if count < len(view):
+                remaining.append(view[count:])
+            offset += count
+    assert not remaining, "views and place differ in size"
+    return jobs
+
+
+class Slabs:
+    """The slab files of one directory. `direct=False` never tries O_DIRECT."""
+
+    def __init__(self, directory: Path, *, slab_bytes: int, direct: bool, io: SlabIo) -> None:
+        if slab_bytes <= 0 or slab_bytes % UNIT_BYTES:
+            raise InvalidArgument(f"slab is no multiple of {UNIT_BYTES}: {slab_bytes=}")
+        self._directory = directory
+        self._slab_bytes = slab_bytes
+        self._io = io
+        self.is_direct = direct and _can_direct(directory)
+        self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if self.is_direct else 0)
+        self._fds: dict[int, int] = {}
+        self._units: dict[int, int] = {}
+        for path in sorted(directory.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match and path.stat().st_size >= UNIT_BYTES:
+                self._open(int(match[1]), path)
+
+    def segments(self) -> list[tuple[int, int]]:
+        return sorted(self._units.items())
+
+    def holds(self, extent: Extent) -> bool:
+        return 0 < extent.units <= self._units.get(extent.segment, 0) - extent.start
+
+    def grow(self) -> tuple[int, int]:
+        """One more slab, its space allocated; (segment, units). Raises NoSpace or Unavailable and leaves nothing behind."""
+        number = next(n for n in range(10**5) if n not in self._fds)
+        path = self._directory / f"slab-{number:05}.dat"
+        unfinished = path.with_suffix(".new")
+        try:
+            fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                self._io.allocate(fd, self._slab_bytes)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            unfinished.rename(path)
+            sync_directory(self._directory)
+            self._open(number, path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise translated(error, f"no new slab: bytes={self._slab_bytes}") from error
+        return number, self._units[number]
+
+    def read(self, jobs: Sequence[Job]) -> dict[int, OSError]:
+        """Do the jobs; the items that failed, each with its first error."""
+        return self._move(jobs, self._io.preadv)
+
+    def write(self, jobs: Sequence[Job]) -> dict[int, OSError]:
+        """As `read`; durable only after `sync` of the segments."""
+        return self._move(jobs, self._io.pwritev)
+
+    def sync(self, segments: Iterable[int]) -> dict[int, OSError]:
+        """Make what was written to these segments durable; the segments that failed."""
+        failed: dict[int, OSError] = {}
+        for segment in sorted(segments):
+            try:
+                self._io.fdatasync(self._fds[segment])
+            except OSError as error:
+                failed[segment] = error
+        return failed
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+    def _open(self, number: int, path: Path) -> None:
+        self._fds[number] = os.open(path, self._flags)
+        self._units[number] = path.stat().st_size // UNIT_BYTES
+
+    def _move(
+        self, jobs: Sequence[Job], move: Callable[[int, Sequence[memoryview], int], int]
+    ) -> dict[int, OSError]:
+        failed: dict[int, OSError] = {}
+        for run in _runs(jobs):
+            try:
+                self._move_run(run, move)
+            except OSError as error:
+                for job in run:
+                    failed.setdefault(job.item, error)
+        return failed
+
+    def _move_run(
+        self, run: list[Job], move: Callable[[int, Sequence[memoryview], int], int]
+    ) -> None:
+        fd, offset = self._fds[run[0].segment], run[0].offset
+        views = [job.view.data for job in run]
+        while views:
+            moved = move(fd, views, offset)
+            if moved <= 0:
+                raise OSError(errno.EIO, "slab is shorter than its records say")
+            offset += moved
+            while views and moved >= len(views[0]):
+                moved -= len(views.pop(0))
+            if moved:
+                views[0] = views[0][moved:]
+
+
+def translated(error: OSError, what: str) -> NoSpace | Unavailable:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoSpace if full else Unavailable)(f"{what} cause={error}")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and new files in it durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that touch each other on the disk, together."""
+    runs: list[list[Job]] = []
+    for job in sorted(jobs, key=lambda job: (job.segment, job.offset)):
+        last = runs[-1][-1] if runs else None
+        is_next = last is not None and (last.segment, last.offset + len(last.view)) == (
+            job.segment,
+            job.offset,
+        )
+        if is_next and len(runs[-1]) < _BUFFERS_MAX:
+            runs[-1].append(job)
+        else:
+            runs.append([job])
+    return runs
+
+
+def _is_aligned(view: NDArray[np.uint8]) -> bool:
+    address: int = view.__array_interface__["data"][0]
+    return address % UNIT_BYTES == 0
+
+
+def _can_direct(directory: Path) -> bool:
+    """Whether this filesystem really writes a unit around the page cache: some accept the flag only at open."""
+    probe = directory / "direct.probe"
+    try:
+        fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    try:
+        return os.pwritev(fd, [aligned(UNIT_BYTES).data], 0) == UNIT_BYTES
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        probe.unlink()
