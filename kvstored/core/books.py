@@ -1,0 +1,403 @@
+"""The books of copies: what follows when a copy, a reader or a hold comes or goes.
+
+Primitives only: fills, leases, claims and tasks are kept by the modules beside this one, which call these. Every primitive leaves the
+derived columns (kids, fast, tiers, have, use of tiers) right; `checks.py` recomputes them.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstored.core.calls import (
+    Effect,
+    Fingerprint,
+    Freed,
+    Leased,
+    Limits,
+    PieceRow,
+    Reason,
+    TierLimits,
+    TouchEvent,
+    Visible,
+)
+from kvstored.core.columns import CLEAN, DOOMED, FIRST, READY, SINK, SUSPECT, WAITING
+from kvstored.core.history import Forgotten, History
+from kvstored.core.policies.base import Policy
+from kvstored.core.policies.composite import Composite
+from kvstored.core.policies.lru import Lru
+from kvstored.core.rows import Tables
+from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId
+
+NOT_READABLE = 255
+READABLE = 0x80
+BELOW_MAX = 4096
+"""Blocks below a lost one that are made first victims at once; deeper ones are leaves first anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What is left to know of a forgotten copy that is still read or written."""
+
+    ns: NamespaceId
+    fingerprint: Fingerprint
+    reason: Reason
+
+
+class Books(Tables):
+    """See the module. `effects` are what the shell has to do; `history` is bounded and tells why a key is gone; `waiting` are dirty
+    copies in the order in which write-back looks at them; `mortal` are window and state copies by the time they may end."""
+
+    def __init__(
+        self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
+    ) -> None:
+        super().__init__(tiers=tiers, epoch=epoch)
+        self.limits = limits
+        self.retired: set[int] = set()
+        self.recovering: set[TierId] = set()
+        self.doomed: dict[int, Doomed] = {}
+        self.effects: list[Effect] = []
+        self.history = History(limits.history_max)
+        self.waiting: deque[int] = deque()
+        self.mortal: deque[int] = deque()
+        self.policy: Policy = Composite(self) if policy == "composite" else Lru(self)
+
+    # ---- blocks
+
+    def link(self, block: int, parent: int) -> None:
+        """Make `parent` the parent of a block that has none; a cycle or an oversize subtree leaves it a root, and so does a
+        parent that is no full block of the same namespace."""
+        full = self.blocks.valid[parent] == self.layout_of(parent).spec.block_tokens
+        same = self.blocks.ns[parent] == self.blocks.ns[block]
+        if not (full and same) or self.tree.parent[block] >= 0 or not self.tree.link(block, parent):
+            return
+        for copy in self.copies_of(block):
+            above = self.copy_in(parent, int(self.copies.tier[copy]), int(self.copies.part[copy]))
+            if above >= 0:
+                self.copies.kids[above] += 1
+        if self.blocks.valid[block] < self.layout_of(block).spec.block_tokens:
+            self.partials.setdefault(parent, set()).add(block)
+
+    def drop_idle(self, block: int) -> None:
+        """Forget the row of a block without copies, children and holds, and then its parents that are left so."""
+        blocks, tree = self.blocks, self.tree
+        while block >= 0 and blocks.ns[block] >= 0:
+            if blocks.first_copy[block] >= 0 or tree.children[block] or blocks.holds[block]:
+                return
+            parent = int(tree.parent[block])
+            if parent in self.partials:
+                self.partials[parent].discard(block)
+                if not self.partials[parent]:
+                    del self.partials[parent]
+            tree.remove(block)
+            self.index.pop(block)
+            blocks.give(block)
+            if parent >= 0 and tree.children[parent] == 0:
+                for copy in self.copies_of(parent):
+                    self.consider(copy)
+            block = parent
+
+    # ---- becoming readable
+
+    def piece_ready(self, piece: int, checksum: int, now_s: float) -> None:
+        """The bytes are there: completes the copy, or a group of a window/state copy, when it was the last."""
+        pieces, copies = self.pieces, self.copies
+        copy = int(pieces.copy[piece])
+        pieces.state[piece] = READY
+        pieces.checksum[piece] = checksum
+        if copies.part[copy] != Part.CHECKPOINT:
+            copies.missing[copy] -= 1
+            if copies.missing[copy] == 0:
+                self._copy_ready(copy, now_s)
+            return
+        group = int(pieces.group[piece])
+        if self._is_complete(copy, group):
+            copies.have[copy] |= np.uint32(1 << group)
+            self._copy_ready(copy, now_s)
+
+    # ---- forgetting
+
+    def drop_copy(self, copy: int, reason: Reason, now_s: float) -> None:
+        """Forget a copy now; its space comes back when nobody reads or writes it any more."""
+        copies, blocks = self.copies, self.blocks
+        block, part = int(copies.block[copy]), int(copies.part[copy])
+        tier = TierId(int(copies.tier[copy]))
+        fingerprint = self.fingerprint(block)
+        if copies.state[copy] == READY and not copies.flags[copy] & CLEAN:
+            self.space.books[tier].dirty -= 1
+        self.unlink_copy(copy, block)
+        was_readable = blocks.fast[block] != NOT_READABLE
+        copies.state[copy] = DOOMED
+        if copies.flags[copy] & SINK:
+            self.space.books[tier].sinks -= int(copies.units[copy])
+        copies.flags[copy] &= SUSPECT
+        copies.block[copy] = -1
+        self.doomed[copy] = Doomed(NamespaceId(int(blocks.ns[block])), fingerprint, reason)
+        parent = int(self.tree.parent[block])
+        above = self.copy_in(parent, tier, part) if parent >= 0 else -1
+        if above >= 0:
+            copies.kids[above] -= 1
+            self.consider(above)
+        self.refresh(block)
+        self._recount_clean(block, part)
+        if blocks.fast[block] == NOT_READABLE:
+            self.history.add(fingerprint, Forgotten(reason, tier, now_s))
+        if was_readable and blocks.fast[block] == NOT_READABLE and self.tree.children[block]:
+            self._first_below(block)
+        for other in self.copies_of(block):
+            self.consider(other)
+        self.free_if_unused(copy)
+        self.drop_idle(block)
+
+    def free_if_unused(self, copy: int) -> None:
+        """Give back the space of a DOOMED copy once nobody reads or writes it."""
+        copies = self.copies
+        if copies.state[copy] != DOOMED or copies.readers[copy] or copies.fills[copy]:
+            return
+        tier = TierId(int(copies.tier[copy]))
+        gone = self.doomed.pop(copy)
+        rows = self.piece_rows(copy)
+        for piece in list(self.pieces_of(copy)):
+            self.remove_piece(piece)
+        self.space.books[tier].copies -= 1
+        copies.give(copy)
+        self.free_rows(tier, gone.ns, gone.fingerprint, rows, gone.reason)
+
+    def free_rows(
+        self,
+        tier: TierId,
+        ns: NamespaceId,
+        fingerprint: Fingerprint,
+        rows: tuple[PieceRow, ...],
+        reason: Reason,
+    ) -> None:
+        """Space of unlinked pieces returns to its tier."""
+        if rows:
+            token = self.space.give(tier, tuple(row.place for row in rows))
+            units = sum(extent.units for row in rows for extent in row.place)
+            self.effects.append(Freed(tier, ns, fingerprint, rows, reason, token, units))
+
+    # ---- reading, holding, evictability
+
+    def is_evictable(self, copy: int) -> bool:
+        """Ready, unread, a leaf in its tier and part, not the fastest copy of a held block, no exempt sink."""
+        copies = self.copies
+        if copies.state[copy] != READY or copies.readers[copy] or copies.fills[copy]:
+            return False
+        if copies.kids[copy] and copies.part[copy] != Part.CHECKPOINT:
+            return False
+        block = int(copies.block[copy])
+        if copies.flags[copy] & SINK and self.tree.children[block]:
+            return False
+        if not self.blocks.holds[block]:
+            return True
+        return self.fastest_copy(block, int(copies.part[copy])) != copy
+
+    def consider(self, copy: int) -> None:
+        """Offer a copy to the policy if nothing is in the way any more. Called after whatever may have been."""
+        if self.is_evictable(copy):
+            self.policy.offer(copy)
+
+    def read(self, copy: int) -> None:
+        """One reader more."""
+        copies = self.copies
+        copies.readers[copy] += 1
+        if copies.readers[copy] == 1:
+            tier = TierId(int(copies.tier[copy]))
+            self.space.books[tier].leased += int(copies.units[copy])
+            self._mark_leased(copy, leased=True)
+
+    def unread(self, copy: int) -> None:
+        """One reader less; the last one of a DOOMED copy frees it."""
+        copies = self.copies
+        copies.readers[copy] -= 1
+        if copies.readers[copy]:
+            return
+        self.space.books[TierId(int(copies.tier[copy]))].leased -= int(copies.units[copy])
+        if copies.state[copy] == DOOMED:
+            self.free_if_unused(copy)
+            return
+        self._mark_leased(copy, leased=False)
+        self.consider(copy)
+
+    def hold_paths(self, blocks: Rows) -> Rows:
+        """Hold these blocks and all above them; answers the rows held, for `release_holds`."""
+        held = dict.fromkeys(blocks.tolist())
+        for block in blocks.tolist():
+            above = int(self.tree.parent[block])
+            while above >= 0 and above not in held:
+                held[above] = None
+                above = int(self.tree.parent[above])
+        path = np.fromiter(held, dtype=np.int32, count=len(held))
+        self.blocks.holds[path] += 1
+        return path
+
+    def release_holds(self, path: Rows) -> None:
+        blocks = self.blocks
+        blocks.holds[path] -= 1
+        loose = path[blocks.holds[path] == 0]
+        self.consider_blocks(loose)
+        for block in loose[blocks.first_copy[loose] < 0].tolist():
+            self.drop_idle(block)
+
+    def wait(self, copy: int) -> None:
+        """Let write-back look at a dirty copy."""
+        if TierId.NVME in self.space.books and not self.copies.flags[copy] & WAITING:
+            self.copies.flags[copy] |= WAITING
+            self.waiting.append(copy)
+
+    def consider_blocks(self, blocks: Rows) -> None:
+        """The same for every copy of many blocks, most of which are no leaves."""
+        copies = self.copies
+        at = self.blocks.first_copy[blocks]
+        at = at[at >= 0]
+        while len(at):
+            idle = (copies.readers[at] == 0) & (copies.state[at] == READY)
+            leaf = (copies.kids[at] == 0) | (copies.part[at] == Part.CHECKPOINT)
+            for copy in at[idle & leaf]:
+                self.consider(int(copy))
+            at = copies.next[at]
+            at = at[at >= 0]
+
+    def touch(self, blocks: Rows, event: TouchEvent, now_s: float) -> None:
+        """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first."""
+        if event is not TouchEvent.STORED:
+            self.blocks.hits[blocks] += np.uint32(event is TouchEvent.HIT)
+            self.blocks.last_s[blocks] = now_s
+        at = self.blocks.first_copy[blocks[::-1]]
+        at = at[at >= 0]
+        while len(at):
+            if event is TouchEvent.HIT and not self.retired:
+                self.copies.flags[at] &= ~FIRST & 0xFF
+            self.policy.touch(at, event, now_s)
+            self._wait_again(at)
+            at = self.copies.next[at]
+            at = at[at >= 0]
+
+    def refresh(self, block: int) -> None:
+        """Recompute from where a block can be read."""
+        copies, blocks = self.copies, self.blocks
+        masks, have = [0, 0], 0
+        for copy in self.copies_of(block):
+            if copies.state[copy] == READY:
+                if copies.part[copy] == Part.CHECKPOINT:
+                    have |= int(copies.have[copy])
+                else:
+                    masks[int(copies.part[copy])] |= 1 << int(copies.tier[copy])
+        parts = self.needed_parts(block)
+        full, fast = 0x7F, 0
+        for part in parts:
+            mask = masks[part]
+            full &= mask
+            fast = max(fast, (mask & -mask).bit_length() - 1) if mask else NOT_READABLE
+            if not mask:
+                break
+        readable = bool(parts) and fast != NOT_READABLE
+        blocks.fast[block] = fast if readable else NOT_READABLE
+        blocks.tiers[block] = full | READABLE if readable else 0
+        blocks.have[block] = have
+
+    # ---- inside
+
+    def _copy_ready(self, copy: int, now_s: float) -> None:
+        copies = self.copies
+        block, tier = int(copies.block[copy]), TierId(int(copies.tier[copy]))
+        if copies.state[copy] != READY:
+            copies.state[copy] = READY
+            self.space.books[tier].dirty += 1
+            self._count_sink(copy, block, tier)
+        self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
+        self.policy.touch(np.asarray([copy], dtype=np.int32), TouchEvent.STORED, now_s)
+        self.refresh(block)
+        self._recount_clean(block, int(copies.part[copy]))
+        self.effects.append(
+            Visible(
+                NamespaceId(int(self.blocks.ns[block])),
+                self.fingerprint(block),
+                tier,
+                int(self.tree.depth[block]),
+                self.piece_rows(copy),
+            )
+        )
+        if copies.readers[copy]:
+            self._mark_leased(copy, leased=True)
+        if tier is TierId.DRAM and not copies.flags[copy] & CLEAN:
+            self.wait(copy)
+        if copies.part[copy] == Part.CHECKPOINT:
+            self.mortal.append(copy)
+        self._retire_partials(block)
+        if int(self.blocks.ns[block]) in self.retired:
+            self.policy.first(copy)
+        for other in self.copies_of(block):
+            self.consider(other)
+
+    def _wait_again(self, copies: Rows) -> None:
+        """Dirty copies that write-back passed over were hit: they may be admitted now."""
+        table = self.copies
+        flags = table.flags[copies]
+        dirty = (flags & (CLEAN | WAITING) == 0) & (table.state[copies] == READY)
+        for copy in copies[dirty & (table.tier[copies] == TierId.DRAM)]:
+            self.wait(int(copy))
+
+    def _mark_leased(self, copy: int, *, leased: bool) -> None:
+        if self.copies.tier[copy] == TierId.DRAM and self.copies.state[copy] == READY:
+            self.effects.append(Leased(self.piece_rows(copy), leased))
+
+    def _retire_partials(self, block: int) -> None:
+        """A full block supersedes the partial ones of the same parent: they go first."""
+        parent = int(self.tree.parent[block])
+        partials = self.partials.get(parent)
+        if not partials or block in partials or self.blocks.fast[block] == NOT_READABLE:
+            return
+        for partial in sorted(partials):
+            for copy in self.copies_of(partial):
+                self.policy.first(copy)
+
+    def _first_below(self, block: int) -> None:
+        below = self.tree.children_of(block)
+        seen = 0
+        while below and seen < BELOW_MAX:
+            child = below.pop()
+            seen += 1
+            for copy in self.copies_of(child):
+                self.policy.first(copy)
+            if self.tree.children[child]:
+                below.extend(self.tree.children_of(child))
+
+    def _recount_clean(self, block: int, part: int) -> None:
+        """A copy is clean while a slower tier has a ready copy that holds all it holds."""
+        copies = self.copies
+        ready = [
+            copy
+            for copy in self.copies_of(block)
+            if copies.part[copy] == part and copies.state[copy] == READY
+        ]
+        for copy in ready:
+            clean = any(
+                copies.tier[other] > copies.tier[copy]
+                and not int(copies.have[copy]) & ~int(copies.have[other])
+                for other in ready
+            )
+            was_clean = bool(copies.flags[copy] & CLEAN)
+            if clean != was_clean:
+                copies.flags[copy] ^= CLEAN
+                self.space.books[TierId(int(copies.tier[copy]))].dirty += 1 if was_clean else -1
+
+    def _count_sink(self, copy: int, block: int, tier: TierId) -> None:
+        book, units = self.space.books[tier], int(self.copies.units[copy])
+        cap = int(book.granted * book.limits.sink_share)
+        if self.heat(block) is Heat.SINK and book.sinks + units <= cap:
+            self.copies.flags[copy] |= SINK
+            book.sinks += units
+
+    def _is_complete(self, copy: int, group: int) -> bool:
+        layout = self.layout_of(int(self.copies.block[copy]))
+        shards = layout.spec.shards if layout.spec.groups[group].sharded else 1
+        pieces = self.pieces
+        ready = sum(
+            1
+            for piece in self.pieces_of(copy)
+            if pieces.group[piece] == group and pieces.state[piece] == READY
+        )
+        return ready == shards

@@ -1,0 +1,396 @@
+"""What callers ask of the catalog and what it answers, as values; and the effects that the shell must carry out.
+
+Expected outcomes are values here (granted, present, in progress, no space, a miss). The catalog raises only where the caller must
+change course.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.types import Heat, KeyBatch, NamespaceId, Part, Place, SessionId, TierId
+
+Fingerprint = tuple[int, int]
+"""(low, high) words of a key's 128-bit fingerprint."""
+NO_FINGERPRINT: Fingerprint = (0, 0)
+
+
+class FillStatus(IntEnum):
+    """Numbers as on the wire."""
+
+    GRANTED = 1
+    PRESENT = 2
+    IN_PROGRESS = 3
+    NO_SPACE = 4
+    COMMITTED = 5
+    LOST = 6
+
+
+class ReadStatus(IntEnum):
+    """Numbers as on the wire."""
+
+    HIT = 1
+    MISS = 2
+    PENDING = 3
+
+
+class Reason(StrEnum):
+    """Why a copy was forgotten, or why a key is not there."""
+
+    NEVER_STORED = "never-stored"
+    WATERMARK = "evicted-watermark"
+    DEMAND = "evicted-demand"
+    RETIRED = "evicted-retired"
+    SUPERSEDED = "evicted-superseded"
+    EXPIRED = "expired"
+    REMOVED = "removed"
+    DISCARDED = "discarded"
+    REPLACED = "replaced"
+    CORRUPT = "corrupt"
+    FILL_LOST = "fill-lost"
+    INCOMPLETE = "incomplete"
+    RECOVERING = "recovering"
+    NO_SPACE = "no-space"
+    IO_ERROR = "io-error"
+    UNKNOWN = "unknown"
+
+
+class TouchEvent(IntEnum):
+    STORED = 0
+    HIT = 1
+    HINT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """Capacity and shares of one tier. `capacity_units` is the configured size, granted segment by segment through `grow`.
+
+    `high`, `low`: watermarks as a share of the capacity. `checkpoint_share`: of the capacity for window and state copies while a
+    namespace with such groups is open. `sink_share`: of the capacity that sinks may hold exempt from eviction. `lease_share`,
+    `pin_share`: of the capacity that leases and pins may hold. `admit_hits`: a block is written to this tier once it was hit so
+    often, or has children (0: always).
+    """
+
+    tier: TierId
+    capacity_units: int
+    high: float = 1.0
+    low: float = 1.0
+    checkpoint_share: float = 0.25
+    sink_share: float = 0.05
+    lease_share: float = 0.8
+    pin_share: float = 0.5
+    admit_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the books, all in counts or seconds."""
+
+    sessions_max: int = 4096
+    fills_per_session_max: int = 65536
+    leases_per_session_max: int = 65536
+    requests_per_session_max: int = 65536
+    pins_max: int = 65536
+    lease_ttl_max_s: float = 3600.0
+    fill_ttl_max_s: float = 3600.0
+    pin_ttl_max_s: float = 30 * 86400.0
+    quarantine_s: float = 600.0
+    checkpoint_ttl_s: float = 600.0
+    incomplete_ttl_s: float = 60.0
+    history_max: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """Parent of each key of a call, as fingerprints: `known` False leaves a block where it is (a root until linked later)."""
+
+    fingerprints: NDArray[np.uint64]
+    known: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    session: SessionId
+    ns: NamespaceId
+    shard: int
+    keys: KeyBatch
+    parents: Parents
+    groups_mask: int
+    sizes: NDArray[np.uint64]
+    """(n, G) bytes of each selected group; 0: not put."""
+    last_valid_tokens: int
+    ttl_s: float
+    request_id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedPiece:
+    group: int
+    shard: int
+    length: int
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The right to write: `pieces` in namespace order, only those that this caller has to write."""
+
+    fill: int
+    fingerprint: Fingerprint
+    parent: Fingerprint
+    depth: int
+    valid_tokens: int
+    heat: Heat
+    key_index: int
+    pieces: tuple[GrantedPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    status: list[FillStatus]
+    grants: list[Granted | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A fill that became part of its copy. `visible`: the block can be read now (all required groups of all shards are there)."""
+
+    fill: int
+    pieces: tuple[GrantedPiece, ...]
+    visible: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    session: SessionId
+    ns: NamespaceId
+    shard: int
+    keys: KeyBatch
+    groups_mask: int
+    ttl_s: float
+    load: bool = True
+    """Whether copies that are only in slower tiers are brought up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceMove:
+    group: int
+    shard: int
+    length: int
+    checksum: int
+    source: Place
+    target: Place
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy."""
+
+    id: int
+    ns: NamespaceId
+    fingerprint: Fingerprint
+    parent: Fingerprint
+    part: Part
+    source: TierId
+    target: TierId
+    source_copy: int
+    target_copy: int
+    moves: tuple[PieceMove, ...]
+    depth: int
+    valid_tokens: int
+    hits: int
+    heat: Heat
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one."""
+
+    place: Place
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A lease in the making. `loads` are new tasks to carry out, `pending` every target copy row (of these and of earlier tasks
+    still under way) to wait for before `grant`."""
+
+    lease: int
+    loads: list[CopyTask]
+    pending: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPiece:
+    """A readable piece; `copy` is its copy row, for `verified` and `drop_copy`."""
+
+    group: int
+    shard: int
+    length: int
+    checksum: int
+    place: Place
+    copy: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """One key of a grant. `pieces` in namespace order of the selected groups, None where the group is not there.
+
+    `tier` is where it was read from before any load. `unverified`: recovered after a restart or in suspect space; check the content
+    before handing it out.
+    """
+
+    status: ReadStatus
+    tier: TierId
+    generation: int
+    pieces: tuple[ReadPiece | None, ...]
+    unverified: bool
+    must_verify: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    lease: int
+    blocks: list[ReadBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    pin: int
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRow:
+    """A piece of a forgotten copy."""
+
+    group: int
+    shard: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A copy was forgotten. DRAM: mark its records free at once, the space may be granted again by the next call.
+    NVMe: discard the records, then call `discarded(token)`; the space is not granted again before."""
+
+    tier: TierId
+    ns: NamespaceId
+    fingerprint: Fingerprint
+    pieces: tuple[PieceRow, ...]
+    reason: Reason
+    token: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A block became readable (first copy of its last missing part), or a further tier holds it."""
+
+    ns: NamespaceId
+    fingerprint: Fingerprint
+    tier: TierId
+    depth: int
+    pieces: tuple[PieceRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The first lease on a DRAM copy began, or the last one ended: its records carry the mark over a crash."""
+
+    pieces: tuple[PieceRow, ...]
+    leased: bool
+
+
+Effect = Freed | Visible | Leased
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """One piece found by a tier's scan at start; `leased` as its record says."""
+
+    fingerprint: Fingerprint
+    parent: Fingerprint
+    group: int
+    shard: int
+    length: int
+    checksum: int
+    place: Place
+    generation: int
+    depth: int
+    valid_tokens: int
+    hits: int
+    heat: Heat
+    last_s: float
+    leased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    fills: int
+    leases: int
+    pins: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A lease, fill, pin or request as `kvstored leases` shows it."""
+
+    kind: str
+    id: int
+    session: int
+    blocks: int
+    units: int
+    begun_s: float
+    expires_s: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    tier: TierId
+    capacity_units: int
+    granted_units: int
+    used_units: int
+    copies: int
+    dirty_copies: int
+    leased_units: int
+    pinned_units: int
+    quarantined_units: int
+    fragmentation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a key is where it is, or why it is not."""
+
+    reason: Reason | None
+    tiers: tuple[TierId, ...]
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    id: int
+    parent: int
+    ns: NamespaceId
+    head: Fingerprint
+    depth: int
+    blocks: int
+    children: int
+    holds: int
+    hits: int
+    heat: Heat
+    tier_blocks: tuple[int, int, int, int]
+
+
+Checksums = Sequence[int]

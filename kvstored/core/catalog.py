@@ -1,0 +1,411 @@
+"""The catalog: every decision of the store, behind synchronous calls that succeed whole or raise with nothing changed.
+
+One thread owns it. Time comes in as `now_s` (wall clock seconds). After each call the shell carries out `drain()`. The parts are beside it:
+books (rows and what follows from a change), fills, leases, claims (pins and requests), carriage (tasks), recovery, looking.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.calls import (
+    Acquire,
+    Acquired,
+    Committed,
+    CopyTask,
+    Effect,
+    Expired,
+    Fingerprint,
+    Grant,
+    Holding,
+    Limits,
+    PieceRow,
+    Pinned,
+    Reason,
+    Recovered,
+    Reserve,
+    Reserved,
+    StoredPiece,
+    TierLimits,
+    TierUse,
+    TouchEvent,
+    TreeNode,
+    Verdict,
+)
+from kvstored.core.carriage import Carriage
+from kvstored.core.checks import check
+from kvstored.core.claims import Claims
+from kvstored.core.columns import CLEAN, FILLING, READY, UNVERIFIED
+from kvstored.core.eviction import Evictor
+from kvstored.core.fills import Fills
+from kvstored.core.leases import Leases
+from kvstored.core.lifetimes import expire_checkpoints
+from kvstored.core.looking import Looking
+from kvstored.core.quarantine import Quarantine
+from kvstored.core.recovery import Recovery
+from kvstored.core.types import (
+    KeyBatch,
+    Layout,
+    Match,
+    NamespaceId,
+    Rows,
+    SessionId,
+    TierId,
+)
+from kvstored.errors import Busy, Conflict, NotFound
+
+
+class Catalog:
+    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost."""
+
+    def __init__(
+        self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
+    ) -> None:
+        first_id = epoch << 32
+        self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
+        self._evictor = Evictor(self.books)
+        self._quarantine = Quarantine(self.books)
+        self._carriage = Carriage(self.books, self._evictor)
+        self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
+        self._leases = Leases(self.books, self._carriage, self._quarantine, first_id)
+        self._claims = Claims(self.books, self._evictor, first_id)
+        self._recovery = Recovery(self.books, self._quarantine)
+        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self._carriage)
+        self._sessions: set[int] = set()
+        self._last_session = 0
+
+    def drain(self) -> list[Effect]:
+        """What the shell has to do for the calls since the last drain, in order."""
+        effects, self.books.effects = self.books.effects, []
+        return effects
+
+    # ---- capacity, namespaces, sessions
+
+    def grow(self, tier: TierId, segment: int, units: int) -> None:
+        self.books.space.books[tier].extents.add_segment(segment, units)
+
+    def add_namespace(self, layout: Layout) -> None:
+        """Known ones are left as they are; one that was retired lives again."""
+        if layout.id in self.books.layouts:
+            self.books.retired.discard(layout.id)
+            return
+        self.books.add_layout(layout)
+
+    def retire(self, ns: NamespaceId) -> None:
+        """Its blocks are first victims from now on; it can still be read and put to."""
+        self.books.retired.add(ns)
+        for block in self._blocks_of(ns):
+            for copy in self.books.copies_of(block):
+                self.books.policy.first(copy)
+
+    def remove_namespace(self, ns: NamespaceId, now_s: float) -> int:
+        """Forget all its blocks; what is leased is freed when its readers are done. Answers how many were readable.
+
+        The layout stays known to the catalog, since open fills and leases still name it.
+        """
+        self.books.retired.add(ns)
+        return self._forget_blocks(self._blocks_of(ns), Reason.REMOVED, now_s)
+
+    def open_session(self, now_s: float) -> SessionId:
+        if len(self._sessions) >= self.books.limits.sessions_max:
+            raise Busy(f"too many sessions: sessions={len(self._sessions)}")
+        self._last_session += 1
+        self._sessions.add(self._last_session)
+        return SessionId(self._last_session)
+
+    def close_session(self, session: SessionId, now_s: float, *, writer_dead: bool) -> None:
+        """Its fills, leases and requests end. While its process may live, their space stays in quarantine."""
+        self._claims.close_session(session, now_s)
+        self._fills.close_session(session, now_s)
+        self._leases.close_session(session, now_s)
+        self._sessions.discard(session)
+        if writer_dead:
+            self._quarantine.writer_dead(session)
+
+    def writer_dead(self, session: SessionId, now_s: float) -> None:
+        self._quarantine.writer_dead(session)
+
+    def has_quarantine(self, session: SessionId) -> bool:
+        return self._quarantine.has(session)
+
+    # ---- reading
+
+    def match(self, ns: NamespaceId, keys: KeyBatch, last_valid_tokens: int, now_s: float) -> Match:
+        return self._looking.match(ns, keys)
+
+    def locate(
+        self, ns: NamespaceId, keys: KeyBatch
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        """Per key: bit t where tier t holds all required parts, bit 7 where it is readable at all; and its generation."""
+        return self._looking.locate(ns, keys)
+
+    def acquire(self, call: Acquire, now_s: float) -> Acquired:
+        """A lease over the readable keys; what must be loaded first is told. Follow with `grant`."""
+        self._know(call.session)
+        return self._leases.acquire(call, now_s)
+
+    def grant(self, lease: int, now_s: float) -> Grant:
+        """What a fresh lease can read now; the rest leaves it. A lease that reads nothing ends (id 0)."""
+        return self._leases.grant(lease, now_s)
+
+    def release(self, session: SessionId, leases: Sequence[int], now_s: float) -> list[bool]:
+        """True for each lease that had ended before: what was read under it is void."""
+        return self._leases.release(session, leases, now_s)
+
+    def renew(
+        self, session: SessionId, leases: Sequence[int], ttl_s: float, now_s: float
+    ) -> list[bool]:
+        return self._leases.renew(session, leases, ttl_s, now_s)
+
+    def verified(self, copy: int) -> None:
+        """The content of a recovered copy matched its checksums."""
+        self.books.copies.flags[copy] &= ~UNVERIFIED & 0xFF
+
+    def drop_copy(self, copy: int, reason: Reason, now_s: float) -> None:
+        """Forget one copy, for example since its bytes are bad. One that is forgotten already is left alone."""
+        if self.books.copies.state[copy] in (FILLING, READY):
+            self.books.drop_copy(copy, reason, now_s)
+
+    def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
+        rows = self._stored(ns, keys)
+        self.books.touch(rows, TouchEvent.HINT, now_s)
+        return len(rows)
+
+    # ---- writing
+
+    def reserve(self, call: Reserve, now_s: float) -> Reserved:
+        self._know(call.session)
+        return self._fills.reserve(call, now_s)
+
+    def replace_if(self, call: Reserve, generations: Sequence[int], now_s: float) -> Reserved:
+        """Reserve over what is there, if every key has the given generation (0: absent). Readers of the old keep it."""
+        self._know(call.session)
+        if not self.books.layouts[call.ns].spec.mutable:
+            raise Conflict("blocks of this namespace are immutable: declare it mutable")
+        _, current = self.locate(call.ns, call.keys)
+        for i, (now, then) in enumerate(zip(current.tolist(), generations, strict=True)):
+            if now != then:
+                raise Conflict(f"generation moved on: index={i} current={now} given={then}")
+        self._fills.check(call)
+        rows = self._stored(call.ns, call.keys)
+        self._forget_blocks(rows.tolist(), Reason.REPLACED, now_s)
+        return self._fills.reserve(call, now_s)
+
+    def commit(
+        self,
+        session: SessionId,
+        fills: Sequence[int],
+        checksums: Sequence[Mapping[int, int]],
+        now_s: float,
+    ) -> list[Committed | None]:
+        """`checksums`: xxh3-64 by group, for each fill. None for a lost one."""
+        requests = [self._fills.open.get(id_) for id_ in fills]
+        outcomes = self._fills.commit(session, fills, checksums, now_s)
+        for fill, outcome in zip(requests, outcomes, strict=True):
+            if fill is not None and outcome is not None and fill.request_id and outcome.visible:
+                self._claims.sealed(session, fill.request_id, fill.block)
+        return outcomes
+
+    def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
+        self._fills.abort(session, fills, now_s)
+
+    def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
+        return self._forget_blocks(self._stored(ns, keys).tolist(), Reason.REMOVED, now_s)
+
+    def clear(self, ns: NamespaceId, now_s: float) -> int:
+        return self._forget_blocks(self._blocks_of(ns), Reason.REMOVED, now_s)
+
+    # ---- claims
+
+    def pin(
+        self,
+        session: SessionId,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        *,
+        hard: bool,
+        ttl_s: float,
+        now_s: float,
+    ) -> Pinned:
+        return self._claims.pin(session, keys, ns, is_hard=hard, ttl_s=ttl_s, now_s=now_s)
+
+    def unpin(self, pin: int, now_s: float) -> bool:
+        return self._claims.unpin(pin)
+
+    def begin_request(
+        self, session: SessionId, request_id: bytes, ns: NamespaceId, keys: KeyBatch, now_s: float
+    ) -> None:
+        self._know(session)
+        self._claims.begin(session, request_id, ns, keys, now_s)
+
+    def extend_request(
+        self, session: SessionId, request_id: bytes, keys: KeyBatch, now_s: float
+    ) -> int:
+        return self._claims.extend(session, request_id, keys)
+
+    def complete_request(
+        self, session: SessionId, request_id: bytes, discard: bool, now_s: float
+    ) -> int:
+        return self._claims.complete(session, request_id, now_s, discard=discard)
+
+    def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
+        request = self._claims.requests.get((session, request_id))
+        if request is None:
+            raise NotFound(f"no such request: request_id={request_id.hex()}")
+        return NamespaceId(request.ns)
+
+    # ---- copies between tiers
+
+    def begin_copy(self, copy: int, target: TierId, now_s: float) -> CopyTask | None:
+        return self._carriage.begin(copy, target, now_s)
+
+    def commit_copy(self, task: int, stored: Sequence[StoredPiece], now_s: float) -> None:
+        self._carriage.commit(task, stored, now_s)
+
+    def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
+        self._carriage.abort(task, reason, now_s)
+
+    def write_back(self, bytes_max: int, now_s: float) -> list[CopyTask]:
+        return self._carriage.write_back(bytes_max, now_s, everything=False)
+
+    def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
+        """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
+        copies = self.books.copies
+        state, flags = copies.state[: copies.top], copies.flags[: copies.top]
+        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == TierId.DRAM)
+        for copy in np.flatnonzero(dirty).tolist():
+            self.books.wait(copy)
+        return self._carriage.write_back(bytes_max, now_s, everything=True)
+
+    def make_room(self, tier: TierId, now_s: float) -> int:
+        return self._evictor.trim(tier, now_s)
+
+    def discarded(self, token: int) -> None:
+        self.books.space.discarded(token)
+
+    def prefetch(
+        self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
+    ) -> tuple[list[CopyTask], list[int]]:
+        """Tasks that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
+        tasks: list[CopyTask] = []
+        pending: list[int] = []
+        for block in self._stored(ns, keys).tolist():
+            for part in self.books.needed_parts(block):
+                there = self.books.copy_in(block, target, part)
+                source = self.books.fastest_copy(block, part)
+                if there >= 0 and self._carriage.is_target(there):
+                    pending.append(there)
+                elif source >= 0 and self.books.copies.tier[source] > target:
+                    task = self._carriage.begin(source, target, now_s)
+                    if task is not None:
+                        tasks.append(task)
+                        pending.append(task.target_copy)
+        return tasks, pending
+
+    # ---- time
+
+    def expire(self, now_s: float) -> Expired:
+        fills, incomplete = self._fills.expire(now_s)
+        leases = self._leases.expire(now_s)
+        pins = self._claims.expire(now_s)
+        self._quarantine.expire(now_s)
+        return Expired(fills, leases, pins, incomplete + expire_checkpoints(self.books, now_s))
+
+    def next_expiry_s(self) -> float:
+        parts = (self._fills, self._leases, self._claims, self._quarantine)
+        return min(part.next_s() for part in parts)
+
+    # ---- recovery
+
+    def recovery_begin(self, tier: TierId) -> None:
+        self._recovery.begin(tier)
+
+    def recover(
+        self, tier: TierId, ns: NamespaceId, pieces: Sequence[Recovered], now_s: float
+    ) -> list[bool]:
+        return self._recovery.recover(tier, ns, pieces, now_s)
+
+    def keep_aside(self, tier: TierId, rows: tuple[PieceRow, ...], now_s: float) -> bool:
+        """Space that was being filled at a crash goes into quarantine; it is freed (with a Freed effect) after its time."""
+        return self._recovery.keep_aside(tier, rows, now_s)
+
+    def recovery_done(self, tier: TierId, now_s: float) -> int:
+        return self._recovery.done(tier, now_s)
+
+    @property
+    def recovering(self) -> frozenset[TierId]:
+        return frozenset(self.books.recovering)
+
+    # ---- looking inside
+
+    @property
+    def blocks(self) -> int:
+        """Rows of blocks, those that only stand in as parents included."""
+        return self.books.blocks.live
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            "sessions": len(self._sessions),
+            "fills": len(self._fills.open),
+            "leases": len(self._leases.open),
+            "pins": len(self._claims.pins),
+            "requests": len(self._claims.requests),
+            "tasks": len(self._carriage.tasks),
+            "quarantined": len(self._quarantine),
+            "tree_nodes": self.books.tree.node_count,
+        }
+
+    def explain(self, ns: NamespaceId, fingerprint: Fingerprint, now_s: float) -> Verdict:
+        return self._looking.explain(ns, fingerprint, now_s)
+
+    def tier_use(self) -> list[TierUse]:
+        return self.books.space.use()
+
+    def namespace_use(self, ns: NamespaceId) -> tuple[int, tuple[int, int, int, int]]:
+        return self._looking.namespace_use(ns)
+
+    def holdings(self, limit: int) -> tuple[list[Holding], bool]:
+        return self._looking.holdings(limit)
+
+    def tree_nodes(self, ns: NamespaceId | None, limit: int) -> tuple[list[TreeNode], bool]:
+        return self._looking.tree_nodes(ns, limit)
+
+    def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
+        block = self.books.index.find_one(fingerprint)
+        if block < 0 or self.books.blocks.ns[block] != ns:
+            return []
+        return list(self.books.copies_of(block))
+
+    def check(self) -> None:
+        """Recompute every derived figure and compare: for tests."""
+        check(self.books, self._fills, self._leases, self._claims, self._carriage)
+
+    # ---- inside
+
+    def _know(self, session: int) -> None:
+        if session not in self._sessions:
+            raise NotFound(f"no such session: session={session}; open a new one")
+
+    def _stored(self, ns: NamespaceId, keys: KeyBatch) -> Rows:
+        rows = self.books.index.find(keys.fingerprints)
+        rows = rows[rows >= 0]
+        mine: Rows = rows[self.books.blocks.ns[rows] == ns]
+        return mine
+
+    def _blocks_of(self, ns: NamespaceId) -> list[int]:
+        blocks = self.books.blocks
+        found: list[int] = np.flatnonzero(blocks.ns[: blocks.top] == ns).tolist()
+        return found
+
+    def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
+        """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit."""
+        books = self.books
+        forgotten = 0
+        for block in sorted(rows, key=lambda row: -int(books.tree.depth[row])):
+            forgotten += books.blocks.ns[block] >= 0 and books.blocks.fast[block] != NOT_READABLE
+            for copy in list(books.copies_of(block)):
+                books.drop_copy(copy, reason, now_s)
+        return int(forgotten)

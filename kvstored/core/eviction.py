@@ -1,0 +1,76 @@
+"""Room in a tier: which copies leave so that others fit.
+
+The policy orders, the books allow, this module counts units. A budget that is within its limit is never shrunk for the other one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvstored.core.books import Books
+from kvstored.core.calls import Reason
+from kvstored.core.types import Budget, Place, TierId
+
+DEMAND_EVICTIONS_MAX = 65536
+"""Copies that one demand may evict: a 800 MB state over 4 KiB blocks needs 200,000 and is refused while the arena is full of them."""
+
+
+class Evictor:
+    """`soft_pins`: pins that give way, oldest first, when nothing else can; the claims module registers how to release each."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.soft_pins: OrderedDict[int, Callable[[], bool]] = OrderedDict()
+
+    def room(
+        self, tier: TierId, budget: Budget, units: list[int], now_s: float
+    ) -> list[Place] | None:
+        """Places for pieces of these sizes, evicting as needed; None when that cannot be had (on disk: not yet)."""
+        space = self._books.space
+        need = sum(units)
+        if need > space.limit(tier, budget) or tier in self._books.recovering:
+            return None
+        for _ in range(DEMAND_EVICTIONS_MAX):
+            places = space.take(tier, budget, units)
+            if places is not None:
+                return places
+            over = space.over(tier, budget, need)
+            if not over and space.books[tier].discarding:
+                return None
+            if not self._evict(tier, self._debtor(tier, budget, over), Reason.DEMAND, now_s):
+                return None
+        return None
+
+    def trim(self, tier: TierId, now_s: float) -> int:
+        """Above the high watermark evict down to the low one; answers how many copies left."""
+        space = self._books.space
+        limits = space.books[tier].limits
+        evicted = 0
+        for budget in Budget:
+            limit = space.limit(tier, budget)
+            if space.books[tier].used[budget] <= int(limit * limits.high):
+                continue
+            while space.books[tier].used[budget] > int(limit * limits.low):
+                if not self._evict(tier, budget, Reason.WATERMARK, now_s):
+                    break
+                evicted += 1
+        return evicted
+
+    def _debtor(self, tier: TierId, budget: Budget, over: bool) -> Budget:
+        """Whose copy leaves: the own budget's, unless only the other one is over its limit."""
+        other = Budget(1 - budget)
+        if not over and self._books.space.over(tier, other, 0):
+            return other
+        return budget
+
+    def _evict(self, tier: TierId, budget: Budget, reason: Reason, now_s: float) -> bool:
+        victim = self._books.policy.victim(tier, budget, now_s)
+        while victim is None and self.soft_pins:
+            _, release = self.soft_pins.popitem(last=False)
+            release()
+            victim = self._books.policy.victim(tier, budget, now_s)
+        if victim is None:
+            return False
+        if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
+            reason = Reason.RETIRED
+        self._books.drop_copy(victim, reason, now_s)
+        return True

@@ -1,0 +1,42 @@
+"""A bounded memory of why blocks are gone, for misses and `explain`."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvstored.core.calls import Fingerprint, Reason
+from kvstored.core.types import TierId
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The last readable copy left this tier at this time."""
+
+    reason: Reason
+    tier: TierId
+    at_s: float
+
+
+class History:
+    """The youngest `lines_max` lines, one a block."""
+
+    def __init__(self, lines_max: int) -> None:
+        self._lines: OrderedDict[Fingerprint, Forgotten] = OrderedDict()
+        self._lines_max = lines_max
+
+    @property
+    def is_full(self) -> bool:
+        """Older lines may have been dropped."""
+        return len(self._lines) >= self._lines_max
+
+    @property
+    def oldest_s(self) -> float:
+        return next(iter(self._lines.values())).at_s
+
+    def add(self, fingerprint: Fingerprint, line: Forgotten) -> None:
+        self._lines[fingerprint] = line
+        self._lines.move_to_end(fingerprint)
+        if len(self._lines) > self._lines_max:
+            self._lines.popitem(last=False)
+
+    def get(self, fingerprint: Fingerprint) -> Forgotten | None:
+        return self._lines.get(fingerprint)

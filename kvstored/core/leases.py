@@ -1,0 +1,315 @@
+"""Leases: the right to read blocks of a path until released, expired, or their session ends.
+
+A lease counts as a reader of every copy it reads, so that the space stays, and holds the whole path, so that its blocks stay where they
+are fastest. Copies that are still being loaded belong to the lease from the start and are settled by `grant`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.calls import (
+    Acquire,
+    Acquired,
+    CopyTask,
+    Grant,
+    ReadBlock,
+    ReadPiece,
+    ReadStatus,
+    Reason,
+    TouchEvent,
+)
+from kvstored.core.carriage import Carriage
+from kvstored.core.columns import FILLING, READY, SUSPECT, UNVERIFIED
+from kvstored.core.quarantine import Quarantine
+from kvstored.core.types import Part, Rows, TierId
+from kvstored.errors import Busy, InvalidArgument
+
+READ_TIER = TierId.DRAM
+
+
+@dataclass(slots=True)
+class Lease:
+    """`copies[i]`: copy rows that key i reads (negative status tells why not); `path`: held block rows."""
+
+    id: int
+    session: int
+    ns: int
+    shard: int
+    groups: tuple[int, ...]
+    begun_s: float
+    expires_s: float
+    blocks: list[int] = field(default_factory=list)
+    copies: list[tuple[int, ...]] = field(default_factory=list)
+    tiers: list[TierId] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    path: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    def all_copies(self) -> list[int]:
+        return [copy for copies in self.copies for copy in copies]
+
+
+class Leases:
+    def __init__(
+        self, books: Books, carriage: Carriage, quarantine: Quarantine, first_id: int
+    ) -> None:
+        self._books = books
+        self._carriage = carriage
+        self._quarantine = quarantine
+        self.open: dict[int, Lease] = {}
+        self.by_session: dict[int, set[int]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_id = first_id
+
+    # ---- acquire, grant
+
+    def acquire(self, call: Acquire, now_s: float) -> Acquired:
+        lease = self._begin(call, now_s)
+        loads: list[CopyTask] = []
+        pending: list[int] = []
+        rows = self._books.index.find(call.keys.fingerprints)
+        parts = self._parts(call)
+        for i, row in enumerate(rows.tolist()):
+            copies, tier, reason = self._read_one(call, i, row, parts, loads, pending, now_s)
+            lease.blocks.append(row if copies else -1)
+            lease.copies.append(copies)
+            lease.tiers.append(tier)
+            lease.reasons.append(reason)
+        hit = np.asarray([row for row in lease.blocks if row >= 0], dtype=np.int32)
+        if len(hit):
+            lease.path = self._books.hold_paths(hit)
+            self._books.touch(hit, TouchEvent.HIT, now_s)
+        return Acquired(lease.id, loads, pending)
+
+    def _begin(self, call: Acquire, now_s: float) -> Lease:
+        books = self._books
+        layout = books.layouts[call.ns]
+        known = len(layout.spec.groups)
+        if not call.groups_mask or call.groups_mask >> known:
+            raise InvalidArgument(f"no such groups: groups={call.groups_mask:#x} known={known}")
+        if not 0 <= call.shard < layout.spec.shards:
+            raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")
+        opened = len(self.by_session.get(call.session, ()))
+        if opened >= books.limits.leases_per_session_max:
+            raise Busy(f"too many open leases: open={opened}; release some first")
+        self._next_id += 1
+        lease = Lease(
+            id=self._next_id,
+            session=call.session,
+            ns=call.ns,
+            shard=call.shard,
+            groups=tuple(g for g in range(known) if call.groups_mask >> g & 1),
+            begun_s=now_s,
+            expires_s=now_s + min(call.ttl_s, books.limits.lease_ttl_max_s),
+        )
+        self.open[lease.id] = lease
+        self.by_session.setdefault(lease.session, set()).add(lease.id)
+        heappush(self._deadlines, (lease.expires_s, lease.id))
+        return lease
+
+    def _parts(self, call: Acquire) -> tuple[Part, ...]:
+        groups = self._books.layouts[call.ns].spec.groups
+        chosen = {group.part for g, group in enumerate(groups) if call.groups_mask >> g & 1}
+        return tuple(part for part in Part if part in chosen)
+
+    def _read_one(
+        self,
+        call: Acquire,
+        i: int,
+        row: int,
+        parts: tuple[Part, ...],
+        loads: list[CopyTask],
+        pending: list[int],
+        now_s: float,
+    ) -> tuple[tuple[int, ...], TierId, Reason]:
+        """Copies that the key reads, counted as read; none for a miss."""
+        books = self._books
+        if row < 0 or books.blocks.ns[row] != call.ns:
+            low, high = call.keys.fingerprints[i]
+            return (), READ_TIER, self.miss_reason((int(low), int(high)))
+        is_required = parts[0] is not Part.CHECKPOINT
+        if is_required and books.blocks.fast[row] == NOT_READABLE:
+            return (), READ_TIER, self._unreadable_reason(row)
+        chosen: list[int] = []
+        tier = READ_TIER
+        for part in parts:
+            if part is not Part.CHECKPOINT and part not in books.needed_parts(row):
+                continue
+            copy, source, task = self._readable(row, part, call.load, now_s)
+            if task is not None:
+                loads.append(task)
+            if copy < 0 and part is Part.CHECKPOINT:
+                continue
+            if copy < 0 or not self._read(copy):
+                for taken in chosen:
+                    books.unread(taken)
+                return (), READ_TIER, Reason.NO_SPACE
+            chosen.append(copy)
+            tier = max(tier, source)
+            if books.copies.state[copy] == FILLING:
+                pending.append(copy)
+        reason = Reason.NEVER_STORED if not chosen else Reason.UNKNOWN
+        return tuple(chosen), tier, reason
+
+    def _readable(
+        self, block: int, part: Part, load: bool, now_s: float
+    ) -> tuple[int, TierId, CopyTask | None]:
+        """The DRAM copy (or the one under way there), and the task to start for it; -1 where there is none."""
+        books = self._books
+        copy = books.copy_in(block, READ_TIER, part)
+        if copy >= 0 and books.copies.state[copy] == READY:
+            return copy, READ_TIER, None
+        source = books.fastest_copy(block, part)
+        if source < 0:
+            return -1, READ_TIER, None
+        tier = TierId(int(books.copies.tier[source]))
+        if copy >= 0:
+            return (copy, tier, None) if self._carriage.is_target(copy) else (-1, tier, None)
+        if not load:
+            return -1, tier, None
+        task = self._carriage.begin(source, READ_TIER, now_s)
+        return (-1, tier, None) if task is None else (task.target_copy, tier, task)
+
+    def _read(self, copy: int) -> bool:
+        """Count a reader, unless leases would hold more than their share of the tier."""
+        books = self._books
+        if not books.copies.readers[copy]:
+            book = books.space.books[TierId(int(books.copies.tier[copy]))]
+            share = int(book.limits.capacity_units * book.limits.lease_share)
+            if book.leased + int(books.copies.units[copy]) > share:
+                return False
+        books.read(copy)
+        return True
+
+    def grant(self, id_: int, now_s: float) -> Grant:
+        """What the lease can read now. Keys whose copies are not ready (still loading, or lost) leave the lease."""
+        lease = self.open.get(id_)
+        if lease is None:
+            return Grant(0, [])
+        blocks = [self._settle(lease, i) for i in range(len(lease.blocks))]
+        if not any(lease.copies):
+            self._end(lease, keep=False, now_s=now_s)
+            return Grant(0, blocks)
+        return Grant(lease.id, blocks)
+
+    def _settle(self, lease: Lease, i: int) -> ReadBlock:
+        books = self._books
+        copies = lease.copies[i]
+        states = [int(books.copies.state[copy]) for copy in copies]
+        if copies and all(state == READY for state in states):
+            return self._read_block(lease, i)
+        status = ReadStatus.MISS
+        reason = lease.reasons[i]
+        if copies:
+            is_loading = all(state in (READY, FILLING) for state in states)
+            status = ReadStatus.PENDING if is_loading else ReadStatus.MISS
+            reason = Reason.UNKNOWN if is_loading else Reason.IO_ERROR
+            for copy in copies:
+                books.unread(copy)
+            lease.copies[i] = ()
+        absent = (None,) * len(lease.groups)
+        return ReadBlock(status, lease.tiers[i], 0, absent, False, False, reason)
+
+    def _read_block(self, lease: Lease, i: int) -> ReadBlock:
+        books = self._books
+        groups = books.layouts[lease.ns].spec.groups
+        found: dict[int, ReadPiece] = {}
+        flags = 0
+        for copy in lease.copies[i]:
+            flags |= int(books.copies.flags[copy])
+            have = int(books.copies.have[copy])
+            for row in books.pieces_of(copy):
+                g, shard = int(books.pieces.group[row]), int(books.pieces.shard[row])
+                if shard != (lease.shard if groups[g].sharded else 0):
+                    continue
+                if not groups[g].is_required and not have >> g & 1:
+                    continue
+                found[g] = ReadPiece(
+                    group=g,
+                    shard=shard,
+                    length=int(books.pieces.length[row]),
+                    checksum=int(books.pieces.checksum[row]),
+                    place=books.place(row),
+                    copy=copy,
+                )
+        return ReadBlock(
+            status=ReadStatus.HIT,
+            tier=lease.tiers[i],
+            generation=int(books.blocks.generation[lease.blocks[i]]),
+            pieces=tuple(found.get(g) for g in lease.groups),
+            unverified=bool(flags & (UNVERIFIED | SUSPECT)),
+            must_verify=bool(flags & SUSPECT),
+            reason=Reason.UNKNOWN,
+        )
+
+    # ---- end
+
+    def release(self, session: int, ids: Sequence[int], now_s: float) -> list[bool]:
+        lost: list[bool] = []
+        for id_ in ids:
+            lease = self.open.get(id_)
+            is_lost = lease is None or lease.session != session
+            if lease is not None and not is_lost:
+                self._end(lease, keep=False, now_s=now_s)
+            lost.append(is_lost)
+        return lost
+
+    def renew(self, session: int, ids: Sequence[int], ttl_s: float, now_s: float) -> list[bool]:
+        lost: list[bool] = []
+        for id_ in ids:
+            lease = self.open.get(id_)
+            is_lost = lease is None or lease.session != session
+            if lease is not None and not is_lost:
+                lease.expires_s = now_s + min(ttl_s, self._books.limits.lease_ttl_max_s)
+                heappush(self._deadlines, (lease.expires_s, id_))
+            lost.append(is_lost)
+        return lost
+
+    def close_session(self, session: int, now_s: float) -> None:
+        for id_ in sorted(self.by_session.get(session, ())):
+            self._end(self.open[id_], keep=True, now_s=now_s)
+
+    def expire(self, now_s: float) -> int:
+        ended = 0
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            lease = self.open.get(heappop(self._deadlines)[1])
+            if lease is not None and lease.expires_s <= now_s:
+                self._end(lease, keep=True, now_s=now_s)
+                ended += 1
+        return ended
+
+    def next_s(self) -> float:
+        return self._deadlines[0][0] if self._deadlines else float("inf")
+
+    def _end(self, lease: Lease, *, keep: bool, now_s: float) -> None:
+        """`keep`: the reader may still look, its copies stay in quarantine."""
+        del self.open[lease.id]
+        mine = self.by_session[lease.session]
+        mine.discard(lease.id)
+        if not mine:
+            del self.by_session[lease.session]
+        copies = lease.all_copies()
+        if keep and copies:
+            self._quarantine.keep_copies(lease.session, tuple(copies), now_s)
+        else:
+            for copy in copies:
+                self._books.unread(copy)
+        self._books.release_holds(lease.path)
+        if len(self._deadlines) > 4 * len(self.open) + 1024:
+            self._deadlines = sorted((lease.expires_s, lease.id) for lease in self.open.values())
+
+    # ---- why not
+
+    def miss_reason(self, fingerprint: tuple[int, int]) -> Reason:
+        gone = self._books.history.get(fingerprint)
+        if gone is not None:
+            return gone.reason
+        return Reason.RECOVERING if self._books.recovering else Reason.NEVER_STORED
+
+    def _unreadable_reason(self, block: int) -> Reason:
+        if any(self._books.copies.state[copy] == FILLING for copy in self._books.copies_of(block)):
+            return Reason.INCOMPLETE
+        return self.miss_reason(self._books.fingerprint(block))

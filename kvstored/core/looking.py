@@ -1,0 +1,215 @@
+"""Looking into the books without changing them: match, locate, explain, holdings, the tree."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.calls import Fingerprint, Holding, Reason, TreeNode, Verdict
+from kvstored.core.carriage import Carriage
+from kvstored.core.claims import Claims
+from kvstored.core.columns import FILLING, READY
+from kvstored.core.fills import Fills, held_units
+from kvstored.core.groups import checkpoint_tokens
+from kvstored.core.leases import Leases
+from kvstored.core.types import KeyBatch, Match, NamespaceId, Rows, TierId
+
+
+class Looking:
+    def __init__(
+        self, books: Books, fills: Fills, leases: Leases, claims: Claims, carriage: Carriage
+    ) -> None:
+        self._books = books
+        self._fills = fills
+        self._leases = leases
+        self._claims = claims
+        self._carriage = carriage
+
+    def match(self, ns: NamespaceId, keys: KeyBatch) -> Match:
+        """The longest readable run; a partial block ends it."""
+        blocks = self._books.blocks
+        spec = self._books.layouts[ns].spec
+        rows = self._books.index.find(keys.fingerprints)
+        readable = (rows >= 0) & (blocks.fast[rows] != NOT_READABLE) & (blocks.ns[rows] == ns)
+        hit = int(np.argmin(readable)) if not readable.all() else len(rows)
+        short = np.flatnonzero(blocks.valid[rows[:hit]] != spec.block_tokens)
+        if len(short):
+            hit = int(short[0]) + 1
+        if not hit:
+            return Match(0, 0, 0, 0, (0, 0, 0, 0), self._reason(keys, 0))
+        run = rows[:hit]
+        last = int(blocks.valid[run[-1]])
+        tokens = (hit - 1) * spec.block_tokens + last
+        partial = last if last != spec.block_tokens else 0
+        have = blocks.have[run].astype(np.uint64)
+        checkpoint = checkpoint_tokens(spec, hit, partial, have)
+        tiers = np.bincount(blocks.fast[run], minlength=4)
+        return Match(
+            hit_blocks=hit,
+            hit_tokens=tokens,
+            checkpoint_tokens=checkpoint,
+            replay_tokens=tokens - checkpoint,
+            tier_blocks=(int(tiers[0]), int(tiers[1]), int(tiers[2]), int(tiers[3])),
+            miss_reason="" if hit == len(rows) else self._reason(keys, hit),
+        )
+
+    def locate(
+        self, ns: NamespaceId, keys: KeyBatch
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        blocks = self._books.blocks
+        rows = self._books.index.find(keys.fingerprints)
+        there = (rows >= 0) & (blocks.ns[rows] == ns)
+        tiers = np.where(there, blocks.tiers[rows], 0).astype(np.uint8)
+        generations = np.where(tiers != 0, blocks.generation[rows], 0).astype(np.uint64)
+        return tiers, generations
+
+    def explain(self, ns: NamespaceId, fingerprint: Fingerprint, now_s: float) -> Verdict:
+        books = self._books
+        block = books.index.find_one(fingerprint)
+        if block >= 0 and books.blocks.ns[block] == ns:
+            if books.blocks.fast[block] != NOT_READABLE:
+                return self._stored(block)
+            if any(books.copies.state[copy] == FILLING for copy in books.copies_of(block)):
+                return Verdict(
+                    Reason.INCOMPLETE,
+                    (),
+                    0.0,
+                    "being written, or a shard or group of it is missing",
+                )
+        gone = books.history.get(fingerprint)
+        if gone is not None:
+            age_s = now_s - gone.at_s
+            text = f"{gone.reason.value} from {gone.tier.name.lower()} {age_s:.1f} s ago"
+            return Verdict(gone.reason, (), gone.at_s, text)
+        if books.recovering:
+            return Verdict(
+                Reason.RECOVERING, (), 0.0, "not seen yet: a tier is still being scanned"
+            )
+        if books.history.is_full:
+            oldest_s = now_s - books.history.oldest_s
+            return Verdict(
+                Reason.UNKNOWN, (), 0.0, f"unknown, older than {oldest_s:.0f} s of history"
+            )
+        return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored since the daemon started")
+
+    def _stored(self, block: int) -> Verdict:
+        books = self._books
+        parts: list[str] = []
+        tiers: set[TierId] = set()
+        for copy in books.copies_of(block):
+            if books.copies.state[copy] != READY:
+                continue
+            tier = TierId(int(books.copies.tier[copy]))
+            tiers.add(tier)
+            readers = int(books.copies.readers[copy])
+            parts.append(
+                f"part {int(books.copies.part[copy])} in {tier.name.lower()} readers={readers}"
+            )
+        held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
+        text = f"stored: {'; '.join(parts)}; heat={books.heat(block).name.lower()} hits={hits} holds={held}"
+        return Verdict(None, tuple(sorted(tiers)), float(books.blocks.last_s[block]), text)
+
+    def namespace_use(self, ns: NamespaceId) -> tuple[int, tuple[int, int, int, int]]:
+        """Readable blocks of a namespace, and its units by tier."""
+        blocks, copies = self._books.blocks, self._books.copies
+        top = blocks.top
+        count = int(np.count_nonzero((blocks.ns[:top] == ns) & (blocks.fast[:top] != NOT_READABLE)))
+        rows = np.flatnonzero(copies.block[: copies.top] >= 0)
+        rows = rows[blocks.ns[copies.block[rows]] == ns]
+        units = np.bincount(copies.tier[rows], weights=copies.units[rows], minlength=4)
+        return count, (int(units[0]), int(units[1]), int(units[2]), int(units[3]))
+
+    def holdings(self, limit: int) -> tuple[list[Holding], bool]:
+        """Leases, fills, pins and requests; the flag tells that there are more than `limit`."""
+        found: list[Holding] = []
+        for holding in self._holdings():
+            if len(found) == limit:
+                return found, True
+            found.append(holding)
+        return found, False
+
+    def _holdings(self) -> Iterator[Holding]:
+        books = self._books
+        for lease in self._leases.open.values():
+            copies = lease.all_copies()
+            units = sum(int(books.copies.units[copy]) for copy in copies)
+            state = (
+                "loading" if any(books.copies.state[copy] != READY for copy in copies) else "held"
+            )
+            blocks = sum(1 for own in lease.copies if own)
+            yield Holding(
+                "lease",
+                lease.id,
+                lease.session,
+                blocks,
+                units,
+                lease.begun_s,
+                lease.expires_s,
+                state,
+            )
+        for fill in self._fills.open.values():
+            units = held_units(books, fill)
+            yield Holding(
+                "fill", fill.id, fill.session, 1, units, fill.begun_s, fill.expires_s, "open"
+            )
+        for pin in self._claims.pins.values():
+            units = sum(pin.units.values())
+            state = "hard" if pin.is_hard else "soft"
+            yield Holding(
+                "pin", pin.id, pin.session, pin.blocks, units, pin.begun_s, pin.expires_s, state
+            )
+        for number, request in enumerate(self._claims.requests.values()):
+            yield Holding(
+                "request",
+                number,
+                request.session,
+                len(request.path),
+                0,
+                request.begun_s,
+                0.0,
+                "running",
+            )
+
+    def tree_nodes(self, ns: NamespaceId | None, limit: int) -> tuple[list[TreeNode], bool]:
+        """Radix nodes, parents before their children where the tree lists them so."""
+        found: list[TreeNode] = []
+        for node in self._books.tree.nodes(0, 1 << 31):
+            owner = int(self._books.blocks.ns[node.head])
+            if ns is not None and owner != ns:
+                continue
+            if len(found) == limit:
+                return found, True
+            run = self._run(node.head, node.tail, node.length)
+            blocks = self._books.blocks
+            fast = blocks.fast[run]
+            tiers = np.bincount(fast[fast != NOT_READABLE], minlength=4)
+            found.append(
+                TreeNode(
+                    id=node.id,
+                    parent=node.parent,
+                    ns=NamespaceId(owner),
+                    head=self._books.fingerprint(node.head),
+                    depth=int(self._books.tree.depth[node.head]),
+                    blocks=node.length,
+                    children=len(node.children),
+                    holds=int(blocks.holds[node.head]),
+                    hits=int(blocks.hits[run].max()),
+                    heat=self._books.heat(node.head),
+                    tier_blocks=(int(tiers[0]), int(tiers[1]), int(tiers[2]), int(tiers[3])),
+                )
+            )
+        return found, False
+
+    def _run(self, head: int, tail: int, length: int) -> Rows:
+        run = np.empty(length, dtype=np.int32)
+        block = tail
+        for i in range(length - 1, -1, -1):
+            run[i] = block
+            block = int(self._books.tree.parent[block])
+        assert run[0] == head
+        return run
+
+    def _reason(self, keys: KeyBatch, i: int) -> str:
+        low, high = keys.fingerprints[i]
+        return self._leases.miss_reason((int(low), int(high))).value

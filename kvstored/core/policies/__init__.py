@@ -1,0 +1,1 @@
+"""Eviction policies: one module each behind the interface in base.py."""

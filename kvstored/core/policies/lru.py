@@ -1,0 +1,35 @@
+"""Leaf-first least recently used, one order a tier: the rank is the number of the touch.
+
+It ignores temperature classes; sinks are exempt in the books. Within a request the tail leaves before the head.
+"""
+
+import numpy as np
+
+from kvstored.core.calls import TouchEvent
+from kvstored.core.columns import FIRST
+from kvstored.core.policies.base import LazyOrder, Ledger
+from kvstored.core.types import Budget, Rows, TierId
+
+
+class Lru:
+    name = "lru"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._order = LazyOrder(ledger)
+        self._touches = 1
+
+    def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
+        copies = self._ledger.copies
+        rows = rows[copies.flags[rows] & FIRST == 0]
+        copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
+        self._touches += len(rows)
+
+    def offer(self, row: int) -> None:
+        self._order.offer(row)
+
+    def first(self, row: int) -> None:
+        self._order.first(row)
+
+    def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
+        return self._order.victim(tier, budget)

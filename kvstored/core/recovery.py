@@ -1,0 +1,161 @@
+"""Copies found by a tier's scan at start come back into the books.
+
+Each found piece claims its space; two that claim the same space are both dropped. Parents that were not found yet stand in as rows without
+copies. What a scan leaves incomplete is dropped at its end, and ranks follow the recorded times.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvstored.core.books import Books
+from kvstored.core.calls import (
+    NO_FINGERPRINT,
+    Freed,
+    PieceRow,
+    Reason,
+    Recovered,
+    TouchEvent,
+)
+from kvstored.core.columns import FILLING, READY, UNVERIFIED
+from kvstored.core.quarantine import Quarantine
+from kvstored.core.types import Extent, NamespaceId, Place, TierId
+
+NOBODY = 0
+"""The session of rights from before a restart."""
+
+
+class Recovery:
+    def __init__(self, books: Books, quarantine: Quarantine) -> None:
+        self._books = books
+        self._quarantine = quarantine
+
+    def begin(self, tier: TierId) -> None:
+        """Until `done` nothing is granted in this tier, and misses say that it is recovering."""
+        self._books.recovering.add(tier)
+
+    def recover(
+        self, tier: TierId, ns: NamespaceId, pieces: Sequence[Recovered], now_s: float
+    ) -> list[bool]:
+        """Which pieces were taken; the others are the shell's to discard. They announce no events: they were there before."""
+        before = len(self._books.effects)
+        kept = [self._recover_one(tier, ns, piece, now_s) for piece in pieces]
+        fresh = self._books.effects[before:]
+        self._books.effects[before:] = [effect for effect in fresh if isinstance(effect, Freed)]
+        return kept
+
+    def keep_aside(self, tier: TierId, rows: tuple[PieceRow, ...], now_s: float) -> bool:
+        """Space that was being filled at the crash: its writer may live. False where something else claims it."""
+        claimed = tuple(row for row in rows if self._claim(tier, row.place))
+        if claimed:
+            self._quarantine.keep_space(
+                NOBODY, tier, NamespaceId(-1), NO_FINGERPRINT, claimed, now_s
+            )
+        return len(claimed) == len(rows)
+
+    def done(self, tier: TierId, now_s: float) -> int:
+        """The scan is over: drops incomplete copies, ranks the rest by recorded time; answers how many were dropped."""
+        books = self._books
+        copies = books.copies
+        mine = (copies.tier[: copies.top] == tier) & (copies.block[: copies.top] >= 0)
+        state, fills = copies.state[: copies.top], copies.fills[: copies.top]
+        incomplete = np.flatnonzero(mine & (state == FILLING) & (fills == 0))
+        for copy in incomplete.tolist():
+            books.drop_copy(copy, Reason.INCOMPLETE, now_s)
+        rows = np.flatnonzero(mine & (state == READY)).astype(np.int32)
+        at = copies.block[rows]
+        order = np.lexsort((-books.tree.depth[at], books.blocks.last_s[at]))
+        books.policy.touch(rows[order], TouchEvent.STORED, now_s)
+        books.recovering.discard(tier)
+        return len(incomplete)
+
+    def _recover_one(self, tier: TierId, ns: NamespaceId, piece: Recovered, now_s: float) -> bool:
+        books = self._books
+        spec = books.layouts[ns].spec
+        if piece.group >= len(spec.groups) or piece.shard >= spec.shards:
+            return False
+        if not self._claim(tier, piece.place):
+            self._drop_claimants(tier, piece.place, now_s)
+            return False
+        part = spec.groups[piece.group].part
+        block = books.ensure_block(ns, piece.fingerprint, piece.valid_tokens)
+        copy = books.copy_in(block, tier, part)
+        if books.blocks.valid[block] != piece.valid_tokens and not self._resize(block, piece):
+            return self._refuse(tier, piece.place, block)
+        if copy >= 0 and books.piece_in(copy, piece.group, piece.shard) >= 0:
+            return self._refuse(tier, piece.place, block)
+        self._link(ns, block, piece)
+        self._date(block, piece)
+        if copy < 0:
+            copy = books.open_copy(block, tier, part)
+            if tier <= TierId.DRAM:
+                books.copies.flags[copy] |= UNVERIFIED
+        row = books.add_piece(copy, piece.group, piece.shard, piece.length, piece.place)
+        books.piece_ready(row, piece.checksum, piece.last_s)
+        if piece.leased and not books.copies.readers[copy]:
+            books.read(copy)
+            self._quarantine.keep_copies(NOBODY, (copy,), now_s)
+        return True
+
+    def _claim(self, tier: TierId, place: Place) -> bool:
+        extents = self._books.space.books[tier].extents
+        claimed: list[Extent] = []
+        for extent in place:
+            if not extents.claim(extent):
+                if claimed:
+                    extents.give(tuple(claimed))
+                return False
+            claimed.append(extent)
+        return True
+
+    def _refuse(self, tier: TierId, place: Place, block: int) -> bool:
+        self._books.space.books[tier].extents.give(place)
+        self._books.drop_idle(block)
+        return False
+
+    def _resize(self, block: int, piece: Recovered) -> bool:
+        books = self._books
+        if books.blocks.first_copy[block] >= 0 or books.tree.children[block]:
+            return False
+        books.blocks.valid[block] = piece.valid_tokens
+        return True
+
+    def _link(self, ns: NamespaceId, block: int, piece: Recovered) -> None:
+        books = self._books
+        if piece.parent == NO_FINGERPRINT or books.tree.parent[block] >= 0:
+            return
+        parent = books.ensure_block(ns, piece.parent, books.layouts[ns].spec.block_tokens)
+        books.link(block, parent)
+        books.drop_idle(parent)
+
+    def _date(self, block: int, piece: Recovered) -> None:
+        blocks = self._books.blocks
+        blocks.hits[block] = max(int(blocks.hits[block]), piece.hits)
+        blocks.last_s[block] = max(float(blocks.last_s[block]), piece.last_s)
+        if piece.generation and blocks.first_copy[block] < 0:
+            blocks.generation[block] = piece.generation
+            self._books.saw_generation(piece.generation)
+
+    def _drop_claimants(self, tier: TierId, place: Place, now_s: float) -> None:
+        """Nobody can tell which of two records is right: the earlier one goes as well."""
+        books, pieces = self._books, self._books.pieces
+        live = pieces.copy[: pieces.top] >= 0
+        for extent in place:
+            end = extent.start + extent.units
+            start = pieces.start[: pieces.top].astype(np.int64)
+            overlap = live & (pieces.segment[: pieces.top] == extent.segment)
+            overlap &= (start < end) & (start + pieces.units[: pieces.top] > extent.start)
+            rows = {int(row) for row in np.flatnonzero(overlap)}
+            rows.update(row for row, long in books.long_places.items() if _meets(long, extent))
+            for copy in {int(pieces.copy[row]) for row in rows}:
+                if books.copies.tier[copy] == tier and books.copies.block[copy] >= 0:
+                    books.drop_copy(copy, Reason.CORRUPT, now_s)
+
+
+def _meets(place: Place, extent: Extent) -> bool:
+    return any(
+        other.segment == extent.segment
+        and other.start < extent.start + extent.units
+        and extent.start < other.start + other.units
+        for other in place
+    )

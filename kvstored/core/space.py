@@ -1,0 +1,123 @@
+"""Space of the tiers in units: who uses how much, which budgets are full, what waits for its discard, where late writers may live."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvstored.core.calls import TierLimits, TierUse
+from kvstored.core.extents import Extents
+from kvstored.core.types import UNIT_BYTES, Budget, Extent, Place, TierId
+
+SUSPECTS_MAX = 1024
+"""Runs of suspect space that are told apart; beyond it whole segments are suspect."""
+
+
+def units_of(length: int) -> int:
+    return -(-length // UNIT_BYTES)
+
+
+def units_in(place: Iterable[Extent]) -> int:
+    return sum(extent.units for extent in place)
+
+
+@dataclass(slots=True)
+class TierBook:
+    """One tier. `used` by budget; `leased`: of copies being read; `sinks`: of exempt sinks; `quarantined`: kept aside for late writers;
+    `discarding`: forgotten, but its records are not yet off the disk; `pinned`: of pinned blocks."""
+
+    limits: TierLimits
+    extents: Extents = field(default_factory=Extents)
+    used: list[int] = field(default_factory=lambda: [0, 0])
+    copies: int = 0
+    dirty: int = 0
+    leased: int = 0
+    pinned: int = 0
+    sinks: int = 0
+    quarantined: int = 0
+    discarding: int = 0
+
+    @property
+    def granted(self) -> int:
+        return min(self.limits.capacity_units, self.extents.capacity_units)
+
+
+class Space:
+    """`has_checkpoints`: a namespace with window or state groups is open, so that their budget is set aside."""
+
+    def __init__(self, tiers: Sequence[TierLimits]) -> None:
+        self.books = {tier.tier: TierBook(tier) for tier in tiers}
+        self.has_checkpoints = False
+        self.suspects: list[Extent] = []
+        self._discards: dict[int, tuple[TierId, tuple[Place, ...]]] = {}
+        self._token = 0
+
+    def limit(self, tier: TierId, budget: Budget) -> int:
+        book = self.books[tier]
+        aside = int(book.granted * book.limits.checkpoint_share) if self.has_checkpoints else 0
+        if budget is Budget.CHECKPOINT:
+            return aside
+        return max(0, book.granted - aside - book.quarantined)
+
+    def over(self, tier: TierId, budget: Budget, units: int) -> bool:
+        return self.books[tier].used[budget] + units > self.limit(tier, budget)
+
+    def take(self, tier: TierId, budget: Budget, units: list[int]) -> list[Place] | None:
+        """Places for several pieces, laid out back to back where possible. Counts nothing: adding pieces does."""
+        if self.over(tier, budget, sum(units)):
+            return None
+        extents = self.books[tier].extents
+        if len(units) == 1:
+            place = extents.take(units[0])
+            return None if place is None else [place]
+        return extents.take_run(units)
+
+    def give(self, tier: TierId, places: tuple[Place, ...]) -> int:
+        """Space returns: at once in memory (0), after the discard of its records on disk (a token for `discarded`)."""
+        book = self.books[tier]
+        if tier <= TierId.DRAM:
+            for place in places:
+                book.extents.give(place)
+            return 0
+        self._token += 1
+        self._discards[self._token] = (tier, places)
+        book.discarding += sum(units_in(place) for place in places)
+        return self._token
+
+    def discarded(self, token: int) -> None:
+        tier, places = self._discards.pop(token)
+        book = self.books[tier]
+        for place in places:
+            book.extents.give(place)
+            book.discarding -= units_in(place)
+
+    def suspect(self, place: Place) -> None:
+        """From now on copies in this space are hashed at every read: a late writer may still write there."""
+        self.suspects.extend(place)
+        if len(self.suspects) > SUSPECTS_MAX:
+            segments = sorted({extent.segment for extent in self.suspects})
+            self.suspects = [Extent(segment, 0, 1 << 32) for segment in segments]
+
+    def is_suspect(self, place: Place) -> bool:
+        return any(
+            extent.segment == other.segment
+            and extent.start < other.start + other.units
+            and other.start < extent.start + extent.units
+            for extent in place
+            for other in self.suspects
+        )
+
+    def use(self) -> list[TierUse]:
+        return [
+            TierUse(
+                tier=tier,
+                capacity_units=book.limits.capacity_units,
+                granted_units=book.granted,
+                used_units=sum(book.used),
+                copies=book.copies,
+                dirty_copies=book.dirty,
+                leased_units=book.leased,
+                pinned_units=book.pinned,
+                quarantined_units=book.quarantined,
+                fragmentation=book.extents.fragmentation(),
+            )
+            for tier, book in sorted(self.books.items())
+        ]
