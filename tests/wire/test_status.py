@@ -20,10 +20,10 @@ def test_every_error_class_survives_both_channels(kind: type[KvstoredError]) -> 
     number = status.status_of(error).number
     payload = status.failure_of(error).SerializeToString()
     back = status.error_of(number, payload)
-    assert type(back) is kind and str(back) == "it failed name=value"
+    assert (type(back), str(back)) == (kind, "it failed name=value")
     code = status.status_of(error).grpc_code
     back = status.error_of_grpc(code, "", payload)
-    assert type(back) is kind and str(back) == "it failed name=value"
+    assert (type(back), str(back)) == (kind, "it failed name=value")
 
 
 @pytest.mark.parametrize("code", [c for c in grpc.StatusCode if c is not grpc.StatusCode.OK])

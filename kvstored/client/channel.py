@@ -1,0 +1,190 @@
+"""A session with the daemon of this host, over a small pool of connections.
+
+All connections carry one session: the first opens it, the others join it by its token, and after a break it is resumed. A daemon
+that was restarted has another epoch: that makes another session, and what was leased or filled before is lost.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from kvstored.client.connection import Connection
+from kvstored.clock import Clock
+from kvstored.errors import Busy, KvstoredError, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+
+Response = TypeVar("Response", bound=Message)
+
+PROTOCOL = 1
+CONNECTIONS_MAX = 16
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.02, 0.5
+_RELEASES_MAX = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session of one boot of the daemon; compared by identity."""
+
+    token: bytes
+    epoch: int
+    resume_ttl_s: float
+    releases: deque[int] = field(default_factory=deque)
+    """Leases that ended here and ride on the next Acquire. Beyond the bound they are left to their TTL."""
+
+    def release_later(self, lease: int) -> None:
+        if lease and len(self.releases) < _RELEASES_MAX:
+            self.releases.append(lease)
+
+    def take_releases(self) -> list[int]:
+        taken = []
+        while self.releases:
+            try:
+                taken.append(self.releases.popleft())
+            except IndexError:  # another thread took the last one
+                break
+        return taken
+
+
+class Link(Protocol):
+    """The right to make calls one after the other, within one session."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response: ...
+
+
+@dataclass(slots=True)
+class LocalLink:
+    session: Session
+    connection: Connection
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response:
+        return self.connection.call(name, request, response, timeout_s)
+
+
+class LocalChannel:
+    """Thread-safe. Never survives a fork: the client makes a new one in the child."""
+
+    def __init__(self, path: str, *, name: str, clock: Clock, connect_timeout_s: float) -> None:
+        self._path = path
+        self._name = name
+        self._clock = clock
+        self._connect_timeout_s = connect_timeout_s
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._idle: deque[LocalLink] = deque()
+        self._connecting = threading.Lock()
+        self._session: Session | None = None
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._is_closed = False
+
+    @contextmanager
+    def link(self, timeout_s: float) -> Iterator[LocalLink]:
+        """A connection of the current session, which is opened or resumed first where need be.
+
+        Raises Unavailable at once while the daemon is down, and Busy when no connection becomes free in time.
+        """
+        if not self._slots.acquire(timeout=timeout_s):
+            raise Busy(f"all connections are in use connections={CONNECTIONS_MAX}")
+        try:
+            link = self._take_idle() or self._connected(timeout_s)
+            try:
+                yield link
+            finally:
+                self._give_back(link)
+        finally:
+            self._slots.release()
+
+    def close(self) -> None:
+        """Ends the session where the daemon is reachable; its fills and leases end with it."""
+        if self._is_closed:
+            return
+        session = self._session
+        try:
+            if session is not None:
+                with self.link(self._connect_timeout_s) as link:
+                    request = pb.CloseSessionRequest(session=session.token)
+                    link.call(
+                        "CloseSession", request, pb.CloseSessionResponse, self._connect_timeout_s
+                    )
+        except KvstoredError:
+            # The daemon is gone, or forgets the session by itself: either way nothing is left to do.
+            pass
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes this process's descriptors without a word to the daemon."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().connection.close()
+
+    def _take_idle(self) -> LocalLink | None:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return None
+            if link.session is self._session and link.connection.is_reusable:
+                return link
+            link.connection.close()
+
+    def _give_back(self, link: LocalLink) -> None:
+        if link.connection.is_reusable and not self._is_closed:
+            self._idle.append(link)
+        else:
+            link.connection.close()
+
+    def _connected(self, timeout_s: float) -> LocalLink:
+        if self._is_closed:
+            raise Unavailable("the client is closed")
+        if not self._connecting.acquire(timeout=timeout_s):
+            raise Busy("another thread is still connecting")
+        try:
+            wait_s = self._retry_at_s - self._clock.now_s()
+            if 0 < wait_s <= _BACKOFF_MAX_S:
+                raise Unavailable(f"the daemon is not reachable, next try in seconds={wait_s:.3f}")
+            try:
+                link = self._opened(min(timeout_s, self._connect_timeout_s))
+            except KvstoredError:
+                backoff_s = min(_BACKOFF_FIRST_S * 2 ** min(self._failures, 10), _BACKOFF_MAX_S)
+                self._failures += 1
+                self._retry_at_s = self._clock.now_s() + backoff_s
+                raise
+            self._failures = 0
+            return link
+        finally:
+            self._connecting.release()
+
+    def _opened(self, timeout_s: float) -> LocalLink:
+        """A new connection that has opened, joined or resumed the session."""
+        known = self._session
+        connection = Connection(self._path, timeout_s)
+        try:
+            answer = connection.call(
+                "OpenSession",
+                pb.OpenSessionRequest(
+                    client=self._name,
+                    resume_token=known.token if known is not None else b"",
+                    protocol=PROTOCOL,
+                ),
+                pb.OpenSessionResponse,
+                timeout_s,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
+            known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)
+            self._session = known
+        return LocalLink(known, connection)

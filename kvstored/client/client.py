@@ -1,0 +1,146 @@
+"""The blocking client: one object an engine process shares among its threads."""
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
+
+from kvstored.client.channel import LocalChannel
+from kvstored.client.links import Link, Transport
+from kvstored.client.local import LocalTransport
+from kvstored.client.namespace import Namespace, opened
+from kvstored.client.remote import RemoteTransport
+from kvstored.clock import Clock, SystemClock
+from kvstored.core.types import NamespaceSpec
+from kvstored.errors import InvalidArgument, Unavailable
+
+Response = TypeVar("Response", bound=Message)
+
+_LOCAL, _GRPC_UNIX, _GRPC = "unix://", "grpc+unix://", "grpc://"
+
+
+class Client:
+    """A connection to one daemon, made when first needed, and again whenever it broke.
+
+    `address`: `unix:///run/kvstored.sock` on the daemon's host: bytes go through shared memory. `grpc://host:port`, or bare
+    `host:port`, from anywhere: bytes go through the stream. `grpc+unix:///path` for a gRPC socket.
+
+    Thread-safe. While the daemon is down calls raise Unavailable at once. After a fork the child has a session of its own, and leases of
+    the parent are lost to it. `timeout_s` bounds each message; a daemon that is up but slow is DeadlineExceeded.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str = "",
+        timeout_s: float = 30.0,
+        connect_timeout_s: float = 5.0,
+        copy_threads: int = 2,
+        clock: Clock | None = None,
+    ) -> None:
+        if copy_threads < 1 or timeout_s <= 0 or connect_timeout_s <= 0:
+            raise InvalidArgument("timeouts and copy_threads are positive")
+        self.address = address
+        self.timeout_s = timeout_s
+        self._name = name
+        self._connect_timeout_s = connect_timeout_s
+        self._copy_threads = copy_threads
+        self._clock = clock or SystemClock()
+        self._is_closed = False
+        self._transport = self._new_transport()
+        _clients.add(self)
+
+    def open_namespace(
+        self, spec: NamespaceSpec, *, supersede: bool = False, timeout_s: float | None = None
+    ) -> Namespace:
+        """Opens, and makes where new; raises NamespaceMismatch with the difference where the alias means something else.
+
+        `supersede` moves the bare model name to this revision: the earlier one is retired.
+        """
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        with self.link(timeout_s) as link:
+            return Namespace(self, opened(link, spec, wait_s, supersede=supersede), link.session)
+
+    def call(
+        self,
+        name: str,
+        request: Message,
+        response: type[Response],
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Any unary method of the API by its name: Stat, Tree, Explain, PollEvents ..."""
+        with self.link(timeout_s) as link:
+            wait_s = self.timeout_s if timeout_s is None else timeout_s
+            return link.call(name, request, response, wait_s)
+
+    def session(self, timeout_s: float | None = None) -> bytes:
+        """The token of this client's session, for `call`."""
+        with self.link(timeout_s) as link:
+            return link.session.token
+
+    @contextmanager
+    def link(self, timeout_s: float | None) -> Iterator[Link]:
+        """For the parts of this package: calls within one session."""
+        if self._is_closed:
+            raise Unavailable("the client is closed")
+        with self._transport.link(self.timeout_s if timeout_s is None else timeout_s) as link:
+            yield link
+
+    def close(self) -> None:
+        """Ends the session with its fills and leases. Arrays of views stay readable memory; their leases are lost."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def after_fork(self) -> None:
+        """In the child: nothing of the parent's is used or told to the daemon. Called by itself."""
+        self._transport.abandon()
+        if not self._is_closed:
+            self._transport = self._new_transport()
+
+    def _new_transport(self) -> Transport:
+        name = self._name or f"pid {os.getpid()}"
+        if self.address.startswith(_LOCAL):
+            channel = LocalChannel(
+                self.address.removeprefix(_LOCAL),
+                name=name,
+                clock=self._clock,
+                connect_timeout_s=self._connect_timeout_s,
+            )
+            return LocalTransport(channel, self._copy_threads)
+        if self.address.startswith(_GRPC_UNIX):
+            target = f"unix://{self.address.removeprefix(_GRPC_UNIX)}"
+            return RemoteTransport(target, name=name, clock=self._clock)
+        target = self.address.removeprefix(_GRPC)
+        if "/" in target or not target.rpartition(":")[2].isdigit():
+            raise InvalidArgument(
+                f"an address is unix:///path, grpc+unix:///path or host:port, not {self.address!r}"
+            )
+        return RemoteTransport(target, name=name, clock=self._clock)
+
+
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for client in list(_clients):
+        client.after_fork()
+
+
+os.register_at_fork(after_in_child=_forked)

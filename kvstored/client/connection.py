@@ -1,0 +1,176 @@
+"""One blocking connection of the local channel: a frame out, a frame in, with a timeout on every wait."""
+
+import math
+import os
+import socket
+import struct
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstored.errors import Corrupt, DeadlineExceeded, InvalidArgument, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.frames import (
+    HEADER,
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    SOCKET_PATH_BYTES_MAX,
+    deadline_field,
+    frame,
+)
+from kvstored.wire.methods import BY_NAME, SEGMENT
+from kvstored.wire.status import OK, error_of
+
+Response = TypeVar("Response", bound=Message)
+
+_BUFFER_BYTES = 64 << 10
+_GRACE_S = 1.0
+"""Waited beyond the deadline, so that the daemon's own answer about it arrives."""
+
+
+class Connection:
+    """Not thread-safe: one caller at a time. After any failure of the transport it is broken for good."""
+
+    def __init__(self, path: str, connect_timeout_s: float) -> None:
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise InvalidArgument(
+                f"the socket's path is too long max={SOCKET_PATH_BYTES_MAX} path={path}"
+            )
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._call = 0
+        self._timeout_s = 0.0
+        self._is_idle = False
+        try:
+            self._socket.settimeout(connect_timeout_s)
+            self._socket.connect(path)
+            # Blocking from here on, bounded by SO_RCVTIMEO: Python's own timeouts cost a poll before each call.
+            self._socket.settimeout(None)
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"the daemon is not reachable socket={path}: {error}") from error
+        self._is_idle = True
+
+    @property
+    def is_reusable(self) -> bool:
+        """False after a failure, in the middle of a call, and when the daemon has hung up."""
+        if not self._is_idle:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        self._is_idle = False
+        self._socket.close()
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response:
+        method = BY_NAME[name]
+        assert response is method.response, f"{name} does not answer {response}"
+        self._send(method.number, request, timeout_s)
+        received = self._receive(self._buffer, 0)
+        return _parsed(response, self._answer(received))
+
+    def segment(self, segment: int, timeout_s: float) -> tuple[pb.SegmentResponse, int]:
+        """The segment's facts and a descriptor, which is the caller's to close."""
+        self._send(SEGMENT.number, pb.SegmentRequest(segment=segment), timeout_s)
+        try:
+            first, descriptors, _, _ = socket.recv_fds(
+                self._socket, _BUFFER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            if not first:
+                raise Unavailable("the daemon hung up")
+            self._buffer[: len(first)] = first
+            payload = self._answer(self._receive(self._buffer, len(first)))
+            if len(descriptors) != 1:
+                raise Unavailable(f"a segment came without descriptor segment={segment}")
+            return _parsed(pb.SegmentResponse, payload), descriptors.pop()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send(self, number: int, request: Message, timeout_s: float) -> None:
+        assert self._is_idle, "the connection is in use or broken"
+        if timeout_s <= 0:
+            raise DeadlineExceeded("no time is left for the call")
+        self._call = self._call % 0xFFFF_FFFF + 1
+        # What cannot be sent must leave the connection usable.
+        sent = frame(number, deadline_field(timeout_s), self._call, request.SerializeToString())
+        self._is_idle = False
+        try:
+            self._bound(timeout_s)
+            self._socket.sendall(sent)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _bound(self, timeout_s: float) -> None:
+        """Sets the socket's timeouts, unless the last call had nearly the same."""
+        if self._timeout_s * 0.9 <= timeout_s <= self._timeout_s:
+            return
+        fraction, seconds = math.modf(timeout_s + _GRACE_S)
+        packed = struct.pack("ll", int(seconds), int(fraction * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+        self._timeout_s = timeout_s
+
+    def _receive(self, buffer: bytearray, received: int) -> memoryview:
+        """The whole frame of an answer, of which `received` bytes are in `buffer` already."""
+        view = memoryview(buffer)
+        received = self._receive_up_to(HEADER_BYTES, view, received)
+        needed = HEADER_BYTES + self._payload_bytes(view)
+        if needed > len(view):
+            grown = bytearray(needed)
+            grown[:received] = view[:received]
+            view = memoryview(grown)
+        received = self._receive_up_to(needed, view, received)
+        if received > needed:
+            raise Corrupt("the daemon's answer has a tail")
+        return view[:needed]
+
+    def _receive_up_to(self, needed: int, view: memoryview, received: int) -> int:
+        try:
+            while received < needed:
+                count = self._socket.recv_into(view[received:])
+                if count == 0:
+                    raise Unavailable("the daemon hung up")
+                received += count
+        except OSError as error:
+            raise self._failed(error) from error
+        return received
+
+    def _payload_bytes(self, view: memoryview) -> int:
+        payload_bytes: int = HEADER.unpack_from(view)[0]
+        if payload_bytes > PAYLOAD_BYTES_MAX:
+            raise Corrupt(f"the daemon's answer is no frame bytes={payload_bytes}")
+        return payload_bytes
+
+    def _answer(self, received: memoryview) -> bytes:
+        _, _, status, call = HEADER.unpack_from(received)
+        if call != self._call:
+            raise Corrupt(f"the daemon's answer is to another call id={call} wanted={self._call}")
+        self._is_idle = True
+        payload = bytes(received[HEADER_BYTES:])
+        if status != OK:
+            raise error_of(status, payload)
+        return payload
+
+    def _failed(self, error: OSError) -> DeadlineExceeded | Unavailable:
+        if isinstance(error, BlockingIOError):
+            return DeadlineExceeded(f"the daemon did not answer in time seconds={self._timeout_s}")
+        return Unavailable(f"the connection to the daemon broke: {error}")
+
+
+def _parsed(response: type[Response], payload: bytes) -> Response:
+    try:
+        return response.FromString(payload)
+    except DecodeError as error:
+        raise Corrupt(f"an answer is no {response.DESCRIPTOR.name}") from error

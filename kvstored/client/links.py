@@ -1,0 +1,80 @@
+"""What a namespace asks of its transport: the shape that local and remote links share."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from kvstored.client.channel import Session
+from kvstored.client.copying import Bytes
+from kvstored.client.results import Block, GetResult
+from kvstored.client.rows import Rows
+from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.pb import kvstored_pb2 as pb
+
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class PutPart:
+    """One Reserve and the bytes of its pieces. `generations`: put only where they are still current (ReplaceIf)."""
+
+    request: pb.ReserveRequest
+    sources: Sequence[Bytes | None]
+    keys: int
+    generations: Sequence[int] | None = None
+
+    @property
+    def groups(self) -> int:
+        return len(self.sources) // max(self.keys, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GetCall:
+    """One Acquire, its shape, and where its bytes go."""
+
+    request: pb.AcquireRequest
+    keys: int
+    groups: int
+    out: Rows | None = None
+    verify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Blocks in place, read-only, as long as the lease lives."""
+
+    session: Session
+    lease: int
+    blocks: tuple[Block | None, ...]
+    status: tuple[ReadStatus, ...]
+    miss_reason: str
+
+
+class Link(Protocol):
+    """The right to make calls one after the other within one session; from Transport.link, never kept."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response: ...
+
+    def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]: ...
+
+    def get(self, call: GetCall, timeout_s: float) -> GetResult: ...
+
+    def lease(self, call: GetCall, timeout_s: float) -> Leased: ...
+
+
+class Transport(Protocol):
+    def link(self, timeout_s: float) -> AbstractContextManager[Link]: ...
+
+    def close(self) -> None:
+        """Ends the session."""
+
+    def abandon(self) -> None:
+        """Closes what this process holds, without a word to the daemon: the child's side of a fork."""

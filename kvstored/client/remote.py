@@ -1,0 +1,246 @@
+"""Put and get over gRPC, for callers on another host: bytes travel in the stream, verified at both ends.
+
+The only module of the client that loads grpc, and only when a client is made for such an address.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from kvstored.client.channel import PROTOCOL, Session
+from kvstored.client.copying import Bytes, checksum_of
+from kvstored.client.links import GetCall, Leased, PutPart
+from kvstored.client.results import GetResult
+from kvstored.client.rows import blocks_of, outputs_of, sizes_of
+from kvstored.clock import Clock
+from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.errors import Corrupt, InvalidArgument, KvstoredError, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.frames import PAYLOAD_BYTES_MAX
+from kvstored.wire.methods import BY_NAME, SERVICE
+from kvstored.wire.packing import pack_u64, unpack_table, unpack_u8, unpack_u64
+from kvstored.wire.status import ERROR_DETAIL_KEY, error_of_grpc
+
+Response = TypeVar("Response", bound=Message)
+
+_DATA_BYTES = 1 << 20
+"""Of one message: measured best between 1 and 4 MiB."""
+_RESUME_TTL_S = 30.0
+
+
+class RemoteTransport:
+    """One gRPC channel and one session. Thread-safe."""
+
+    def __init__(self, target: str, *, name: str, clock: Clock) -> None:
+        import grpc  # noqa: PLC0415 - clients on the daemon's host never need it
+
+        self._errors: type[Exception] = grpc.RpcError
+        self._name = name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._used_s = 0.0
+        self._is_closed = False
+        size_options = [
+            ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
+            ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        self._channel = grpc.insecure_channel(target, options=size_options)
+
+    @contextmanager
+    def link(self, timeout_s: float) -> Iterator["RemoteLink"]:
+        if self._is_closed:
+            raise Unavailable("the client is closed")
+        with self._lock:
+            session = self._current(timeout_s)
+        yield RemoteLink(self, session)
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        try:
+            if session is not None and not self._is_closed:
+                request = pb.CloseSessionRequest(session=session.token)
+                self.call("CloseSession", request, pb.CloseSessionResponse, 2.0)
+        except KvstoredError:
+            # Unreachable: the session ends by its TTL.
+            pass
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._is_closed = True
+        self._channel.close()
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response:
+        method = BY_NAME[name]
+        unary: Callable[..., Response] = self._channel.unary_unary(
+            method.path,
+            request_serializer=_serialized,
+            response_deserializer=response.FromString,
+        )
+        with self.translated():
+            return unary(request, timeout=timeout_s)
+
+    def put_stream(self, messages: Iterator[pb.PutRequest], timeout_s: float) -> pb.PutResponse:
+        stream: Callable[..., pb.PutResponse] = self._channel.stream_unary(
+            f"/{SERVICE}/Put",
+            request_serializer=_serialized,
+            response_deserializer=pb.PutResponse.FromString,
+        )
+        with self.translated():
+            return stream(messages, timeout=timeout_s)
+
+    def get_stream(self, request: pb.GetRequest, timeout_s: float) -> Iterator[pb.GetResponse]:
+        stream: Callable[..., Iterator[pb.GetResponse]] = self._channel.unary_stream(
+            f"/{SERVICE}/Get",
+            request_serializer=_serialized,
+            response_deserializer=pb.GetResponse.FromString,
+        )
+        with self.translated():
+            yield from stream(request, timeout=timeout_s)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise _translated(error) from error
+
+    def _current(self, timeout_s: float) -> Session:
+        """The session, opened or resumed where it is new or has been idle for a good part of its life."""
+        known, now_s = self._session, self._clock.now_s()
+        if known is not None and now_s - self._used_s < (known.resume_ttl_s or _RESUME_TTL_S) / 3:
+            self._used_s = now_s
+            return known
+        request = pb.OpenSessionRequest(
+            client=self._name,
+            resume_token=known.token if known is not None else b"",
+            protocol=PROTOCOL,
+            detached=True,
+        )
+        answer = self.call("OpenSession", request, pb.OpenSessionResponse, timeout_s)
+        if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
+            known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)
+        self._session, self._used_s = known, now_s
+        return known
+
+
+class RemoteLink:
+    def __init__(self, transport: RemoteTransport, session: Session) -> None:
+        self._transport = transport
+        self._session = session
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    def call(
+        self, name: str, request: Message, response: type[Response], timeout_s: float
+    ) -> Response:
+        return self._transport.call(name, request, response, timeout_s)
+
+    def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
+        status: list[FillStatus] = []
+        for part in parts:
+            if part.generations is not None:
+                raise InvalidArgument("replacing needs the local channel")
+            part.request.session = self._session.token
+            part.request.sizes = pack_u64(sizes_of(part.sources))
+            answer = self._transport.put_stream(_put_messages(part), timeout_s)
+            status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
+        return status
+
+    def get(self, call: GetCall, timeout_s: float) -> GetResult:
+        call.request.session = self._session.token
+        stream = self._transport.get_stream(pb.GetRequest(acquire=call.request), timeout_s)
+        head = next(stream, pb.GetResponse()).head
+        status = unpack_u8(head.status, "status", call.keys)
+        sizes = unpack_table(head.sizes, "sizes", call.keys, call.groups)
+        checksums = unpack_table(head.checksums, "checksums", call.keys, call.groups)
+        hits: list[bool] = (status == ReadStatus.HIT).tolist()
+        outputs = outputs_of(sizes, hits, call.out)
+        is_good = _received(stream, [o for row in outputs for o in row if o is not None])
+        corrupt = 0
+        for i, row in enumerate(outputs):
+            if not hits[i]:
+                continue
+            if not is_good or (call.verify and not _verifies(row, checksums[i].tolist())):
+                hits[i], corrupt = False, corrupt + 1
+        return GetResult(
+            blocks=blocks_of(outputs, hits),
+            status=tuple(
+                ReadStatus.MISS if s == ReadStatus.HIT and not ok else ReadStatus(s)
+                for s, ok in zip(status.tolist(), hits, strict=True)
+            ),
+            tiers=head.tiers,
+            generations=tuple(
+                unpack_u64(
+                    head.generations or bytes(8 * call.keys), "generations", call.keys
+                ).tolist()
+            ),
+            miss_reason=head.miss_reason,
+            corrupt=corrupt,
+        )
+
+    def lease(self, call: GetCall, timeout_s: float) -> Leased:  # noqa: ARG002 - as Link has it
+        raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _translated(
+    error: Any,
+) -> KvstoredError:  # a grpc.RpcError that is also a grpc.Call, which grpc has no class for
+    detail = None
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_DETAIL_KEY:
+            detail = value if isinstance(value, bytes) else value.encode()
+    return error_of_grpc(error.code().name, error.details() or "", detail)
+
+
+def _put_messages(part: PutPart) -> Iterator[pb.PutRequest]:
+    yield pb.PutRequest(reserve=part.request)
+    checksums = []
+    for source in part.sources:
+        if source is None:
+            checksums.append(0)
+            continue
+        checksums.append(checksum_of([source]))
+        for start in range(0, source.size, _DATA_BYTES):
+            yield pb.PutRequest(data=source[start : start + _DATA_BYTES].tobytes())
+    yield pb.PutRequest(checksums=pack_u64(checksums))
+
+
+def _received(stream: Iterator[pb.GetResponse], outputs: list[Bytes]) -> bool:
+    """Fills the outputs from the stream, however it is cut; False where the daemon says that a piece did not verify."""
+    place, offset = 0, 0
+    for message in stream:
+        if message.failed:
+            return False
+        data = np.frombuffer(message.data, dtype=np.uint8)
+        while data.size:
+            if place == len(outputs):
+                raise Corrupt("the stream of a get has a tail")
+            count = min(data.size, outputs[place].size - offset)
+            np.copyto(outputs[place][offset : offset + count], data[:count])
+            data, offset = data[count:], offset + count
+            if offset == outputs[place].size:
+                place, offset = place + 1, 0
+    return place == len(outputs)
+
+
+def _verifies(row: list[Bytes | None], checksums: list[int]) -> bool:
+    return all(
+        output is None or checksum_of([output]) == checksum
+        for output, checksum in zip(row, checksums, strict=True)
+    )

@@ -1,0 +1,85 @@
+"""What calls of a client answer. A miss, a block that is there already, a full store: results, not errors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.core.types import NamespaceSpec
+
+Bytes = NDArray[np.uint8]
+Block = tuple[Bytes | None, ...]
+"""Bytes of one block, one array a selected group; None where the block has nothing for that group."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """One status a key: COMMITTED, PRESENT, IN_PROGRESS (another writer has it), NO_SPACE or LOST."""
+
+    status: tuple[FillStatus, ...]
+
+    @property
+    def committed(self) -> int:
+        return self.status.count(FillStatus.COMMITTED)
+
+    @property
+    def stored(self) -> int:
+        """Keys that are there now, by this put or before it."""
+        return self.committed + self.status.count(FillStatus.PRESENT)
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """`blocks`: one a key, None for a miss; all private and verified. Arrays of one get share one allocation.
+
+    `tiers`: the tier that each was read from, 255 for a miss. `corrupt`: hits that did not verify and are misses here.
+    """
+
+    blocks: tuple[Block | None, ...]
+    status: tuple[ReadStatus, ...]
+    tiers: bytes
+    generations: tuple[int, ...]
+    miss_reason: str
+    corrupt: int
+
+    @property
+    def hits(self) -> int:
+        return sum(block is not None for block in self.blocks)
+
+    @property
+    def prefix_hits(self) -> int:
+        """Blocks before the first miss: what an engine can use of one path."""
+        return next((i for i, block in enumerate(self.blocks) if block is None), len(self.blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """One a key: bit t of `tiers` is set where tier t holds it, bit 7 where it is readable over tiers; generation 0 where absent."""
+
+    tiers: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    pin: int
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prefetch; `blocks` is what it has to load."""
+
+    job: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedNamespace:
+    """What the daemon made of a specification: defaults are filled in."""
+
+    digest: bytes
+    spec: NamespaceSpec
+    created: bool

@@ -1,0 +1,167 @@
+"""Rows of arrays as callers give them, checked and flattened to the pieces of a call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.client.copying import Bytes, Piece
+from kvstored.client.results import Block
+from kvstored.client.segments import Fetch, Segments
+from kvstored.core.types import NamespaceSpec
+from kvstored.errors import Corrupt, InvalidArgument
+from kvstored.wire.packing import U64S, Pieces, mask_of
+
+Array = NDArray[np.generic]
+Row = Array | bytes | bytearray | memoryview | Sequence[Array | None]
+"""One block: an array (or buffer) where one group is selected, else one array a selected group, None where nothing is put."""
+Rows = Sequence[Row] | Array
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups that a call is about, in namespace order."""
+
+    groups: tuple[int, ...]
+    mask: int
+
+
+def selection_of(spec: NamespaceSpec, names: Sequence[str] | None) -> Selection:
+    """`names`: None selects the required groups."""
+    if names is None:
+        required = tuple(i for i, group in enumerate(spec.groups) if group.is_required)
+        return Selection(required, 0)
+    known = {group.name: i for i, group in enumerate(spec.groups)}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise InvalidArgument(f"no such group names={unknown} known={sorted(known)}")
+    groups = tuple(sorted({known[name] for name in names}))
+    return Selection(groups, mask_of(groups))
+
+
+def sources_of(rows: Rows, keys: int, selection: Selection) -> list[Bytes | None]:
+    """The bytes of every piece, in the order of the protocol; a copy is made only of arrays that are not contiguous."""
+    if len(rows) != keys:
+        raise InvalidArgument(f"one row of arrays a key rows={len(rows)} keys={keys}")
+    sources: list[Bytes | None] = []
+    for row in rows:
+        if isinstance(row, (np.ndarray, bytes, bytearray, memoryview)):
+            row = (row,)  # noqa: PLW2901 - one group: the row is its array
+        if len(row) != len(selection.groups):
+            raise InvalidArgument(
+                f"one array a selected group arrays={len(row)} groups={len(selection.groups)}"
+            )
+        sources += [_bytes_of(array) for array in row]
+    return sources
+
+
+def sizes_of(sources: Sequence[Bytes | None]) -> list[int]:
+    return [0 if source is None else source.size for source in sources]
+
+
+def shared_runs(pieces: Pieces, i: int, segments: dict[int, Bytes]) -> tuple[Bytes, ...]:
+    """Piece i where it lies in the mapped segments; a place outside of them is the daemon's fault, and caught here."""
+    runs = []
+    first, last = int(pieces.first[i]), int(pieces.first[i + 1])
+    for segment, offset, length in pieces.extents[first:last].tolist():
+        run = segments[segment][offset : offset + length]
+        if run.size != length:
+            raise Corrupt(f"a place lies outside its segment segment={segment} offset={offset}")
+        runs.append(run)
+    return tuple(runs)
+
+
+def segments_of(pieces: Pieces) -> list[int]:
+    """Numbers of the segments that the pieces lie in."""
+    return sorted({int(segment) for segment in np.unique(pieces.extents[:, 0])})
+
+
+def outputs_of(sizes: U64S, hits: Sequence[bool], out: Rows | None) -> list[list[Bytes | None]]:
+    """A private array for every piece of every hit: slices of one new allocation, or the caller's `out`."""
+    wanted = [
+        [int(size) for size in row] if hit else [0] * len(row)
+        for row, hit in zip(sizes.tolist(), hits, strict=True)
+    ]
+    if out is not None:
+        return _given_outputs(wanted, hits, out)
+    memory = np.empty(sum(map(sum, wanted)), dtype=np.uint8)
+    outputs: list[list[Bytes | None]] = []
+    offset = 0
+    for row in wanted:
+        outputs.append([])
+        for size in row:
+            outputs[-1].append(memory[offset : offset + size] if size else None)
+            offset += size
+    return outputs
+
+
+def blocks_of(outputs: list[list[Bytes | None]], good: Sequence[bool]) -> tuple[Block | None, ...]:
+    return tuple(tuple(row) if ok else None for row, ok in zip(outputs, good, strict=True))
+
+
+def _given_outputs(
+    wanted: list[list[int]], hits: Sequence[bool], out: Rows
+) -> list[list[Bytes | None]]:
+    if len(out) != len(wanted):
+        raise InvalidArgument(f"one row of `out` a key rows={len(out)} keys={len(wanted)}")
+    outputs: list[list[Bytes | None]] = []
+    for row, sizes, hit in zip(out, wanted, hits, strict=True):
+        arrays = (row,) if isinstance(row, (np.ndarray, bytearray, memoryview)) else row
+        if len(arrays) != len(sizes):
+            raise InvalidArgument(f"one array a selected group in `out` arrays={len(arrays)}")
+        outputs.append(
+            [
+                _output(array, size) if hit and size else None
+                for array, size in zip(arrays, sizes, strict=True)
+            ]
+        )
+    return outputs
+
+
+def _output(array: object, size: int) -> Bytes:
+    given = (
+        np.frombuffer(array, dtype=np.uint8)
+        if isinstance(array, (bytearray, memoryview))
+        else array
+    )
+    if (
+        not isinstance(given, np.ndarray)
+        or not given.flags.c_contiguous
+        or not given.flags.writeable
+        or given.nbytes < size
+    ):
+        raise InvalidArgument(f"`out` needs writable contiguous arrays of at least bytes={size}")
+    return given.reshape(-1).view(np.uint8)[:size]
+
+
+def _bytes_of(array: object) -> Bytes | None:
+    if array is None:
+        return None
+    if isinstance(array, (bytes, bytearray, memoryview)):
+        return np.frombuffer(array, dtype=np.uint8)
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        raise InvalidArgument(f"a piece is an array or a buffer, not {type(array).__name__}")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def pieces_between(
+    pieces: Pieces, privates: Sequence[Bytes | None], segments: dict[int, Bytes]
+) -> tuple[list[int], list[Piece]]:
+    """Indexes of the pieces that have a place and a private side, and both sides of each."""
+    indexes, pairs = [], []
+    for i, private in enumerate(privates):
+        if private is None or pieces.first[i] == pieces.first[i + 1]:
+            continue
+        shared = shared_runs(pieces, i, segments)
+        if sum(run.size for run in shared) != private.size:
+            raise Corrupt(f"a place has another size than its piece bytes={private.size}")
+        indexes.append(i)
+        pairs.append(Piece(private, shared))
+    return indexes, pairs
+
+
+def mapped_segments(
+    segments: Segments, pieces: Pieces, epoch: int, fetch: Fetch
+) -> dict[int, Bytes]:
+    return {n: segments.mapped(n, epoch, fetch) for n in segments_of(pieces)}

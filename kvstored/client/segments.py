@@ -1,0 +1,64 @@
+"""Segments of the daemon's memory, mapped into this process.
+
+A mapping ends when nothing refers to it any more: no explicit unmap, so that closing with live views is never an error.
+"""
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.errors import Corrupt, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+
+Bytes = NDArray[np.uint8]
+Fetch = Callable[[int], tuple[pb.SegmentResponse, int]]
+
+
+class Segments:
+    """Segments by number, each mapped once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._mapped: dict[int, Bytes] = {}
+        self._by_file: dict[tuple[int, int, int], Bytes] = {}
+        self._lock = threading.Lock()
+
+    def mapped(self, segment: int, epoch: int, fetch: Fetch) -> Bytes:
+        """The whole segment, writable; `fetch` asks the daemon for a descriptor of one not yet known in this epoch."""
+        if epoch == self._epoch:
+            known = self._mapped.get(segment)
+            if known is not None:
+                return known
+        with self._lock:
+            if epoch != self._epoch:
+                self._epoch, self._mapped = epoch, {}
+            if segment not in self._mapped:
+                self._mapped[segment] = self._map(segment, fetch)
+            return self._mapped[segment]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._mapped = {}
+            self._by_file = {}
+
+    def _map(self, segment: int, fetch: Fetch) -> Bytes:
+        facts, descriptor = fetch(segment)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size < facts.bytes or facts.bytes == 0:
+                raise Corrupt(f"segment is smaller than told segment={segment}")
+            # A restarted daemon keeps its memory: the same file need not be mapped again.
+            file = (status.st_dev, status.st_ino, facts.bytes)
+            if file not in self._by_file:
+                # The mapping's buffer holds it open; descriptors are closed at once, of which a process has few.
+                mapping = mmap.mmap(descriptor, facts.bytes, mmap.MAP_SHARED)
+                self._by_file[file] = np.frombuffer(mapping, dtype=np.uint8)
+            return self._by_file[file]
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"segment cannot be mapped segment={segment}: {error}") from error
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,68 @@
+"""Blocks read in place, under a lease."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from kvstored.client.links import Leased
+from kvstored.client.results import Block
+from kvstored.core.calls import ReadStatus
+from kvstored.errors import LeaseLost
+
+
+class View:
+    """Read-only arrays over the daemon's memory, `blocks`: one tuple a key, None for a miss.
+
+    What they show is certain only when the view is left without LeaseLost. Arrays kept beyond that stay readable memory, but show
+    whatever is written there later. Leaving it in a forked child raises LeaseLost: the lease is the parent's.
+    """
+
+    def __init__(
+        self,
+        leased: Leased,
+        *,
+        release: Callable[[Leased], bool],
+        renew: Callable[[Leased, float], bool],
+    ) -> None:
+        self._leased: Leased | None = leased
+        self._release = release
+        self._renew = renew
+        self.blocks: tuple[Block | None, ...] = leased.blocks
+        self.status: tuple[ReadStatus, ...] = leased.status
+        self.miss_reason: str = leased.miss_reason
+
+    @property
+    def hits(self) -> int:
+        return sum(block is not None for block in self.blocks)
+
+    @property
+    def lease(self) -> int:
+        """Its id, 0 where nothing was hit or it was released."""
+        return self._leased.lease if self._leased is not None else 0
+
+    def renew(self, ttl_s: float) -> None:
+        """From now on `ttl_s` more (bounded by the daemon); raises LeaseLost when it had ended."""
+        if self._leased is None or (self._leased.lease and not self._renew(self._leased, ttl_s)):
+            raise LeaseLost("the lease of a view has ended")
+
+    def release(self) -> None:
+        """Ends the lease; raises LeaseLost when it had ended before, so what was read is void. A second call does nothing."""
+        leased, self._leased = self._leased, None
+        if leased is not None and leased.lease and not self._release(leased):
+            raise LeaseLost("the lease of a view ended before the view: drop what was read")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.release()
+        except LeaseLost:
+            # The block's own exception already tells that nothing came of it.
+            if error is None:
+                raise
