@@ -1,0 +1,224 @@
+"""Every metric, once. The core and the store return or count facts; here they get their names, units and labels.
+
+Two kinds of source: objects bound here at construction (histograms and gauges, set by who measures), and facts, totals that the
+store counts by (fact, label) and that are exported as counters by the table below. Label values are closed sets, so the number of series is bounded.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+TIERS: Final = ("hbm", "dram", "nvme", "remote")
+"""By TierId."""
+LATENCY_BUCKETS_S: Final = (
+    *(20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
+    *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 5.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """How a total counted by the store is exported; a fact's label holds its label values joined by `:`."""
+
+    metric: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+FACTS: Final[Mapping[str, Fact]] = {
+    "match_keys": Fact("match_keys", "Keys asked for by Match.", ("result",)),
+    "match_tokens": Fact("match_tokens", "Tokens asked for by Match.", ("result",)),
+    "hit_tokens": Fact("hit_tokens", "Tokens acquired, by the tier that had them.", ("tier",)),
+    "miss_tokens": Fact("miss_tokens", "Tokens asked for and not there, by why.", ("reason",)),
+    "read_keys_hit": Fact("read_hit_keys", "Keys acquired, by tier.", ("tier",)),
+    "read_keys_miss": Fact("read_miss_keys", "Keys not there, by why.", ("reason",)),
+    "read_keys_pending": Fact(
+        "read_pending_keys", "Keys answered before their load ended.", ("tier",)
+    ),
+    "read_tokens": Fact("read_tokens", "Tokens of keys acquired or not.", ("result",)),
+    "read_bytes": Fact("read_bytes", "Bytes leased for reading."),
+    "reserved_keys": Fact("reserved_keys", "Keys reserved, by answer.", ("status",)),
+    "put_blocks": Fact("put_blocks", "Blocks committed by callers."),
+    "put_bytes": Fact("put_bytes", "Bytes committed by callers."),
+    "shared_bytes": Fact("shared_bytes", "Bytes that callers need not put, since they were there."),
+    "flops_saved": Fact(
+        "prefill_saved_flops",
+        "Prefill FLOPs of the tokens acquired, by their namespaces' a + b x position.",
+    ),
+    "copies": Fact("copies", "Copies made between tiers.", ("direction",)),
+    "copy_bytes": Fact("copy_bytes", "Bytes copied between tiers, as decoded.", ("direction",)),
+    "copy_failures": Fact("copy_failures", "Copies that failed.", ("direction", "error")),
+    "stored_bytes": Fact("stored_bytes", "Bytes written to NVMe, as encoded."),
+    "evicted_copies": Fact("watermark_evicted_copies", "Copies that the evictor took.", ("tier",)),
+    "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
+    "corrupt_copies": Fact("corrupt_copies", "Copies dropped for a wrong checksum.", ("tier",)),
+    "discard_failures": Fact("discard_failures", "Records on NVMe that could not be removed."),
+    "fingerprint_collisions": Fact("fingerprint_collisions", "Reads whose full key differed."),
+    "expired": Fact("expired", "Things whose time ran out.", ("kind",)),
+    "recovered_copies": Fact("recovered_copies", "Copies found again at start.", ("tier",)),
+    "prefetched_blocks": Fact(
+        "prefetched_blocks", "Blocks prefetched, by what became of them.", ("result",)
+    ),
+}
+
+
+class TierGauges:
+    """The state of one tier."""
+
+    def __init__(self, gauges: Mapping[str, Gauge], tier: str) -> None:
+        self.capacity_bytes = gauges["capacity_bytes"].labels(tier)
+        self.granted_bytes = gauges["granted_bytes"].labels(tier)
+        self.used_bytes = gauges["used_bytes"].labels(tier)
+        self.leased_bytes = gauges["leased_bytes"].labels(tier)
+        self.pinned_bytes = gauges["pinned_bytes"].labels(tier)
+        self.quarantined_bytes = gauges["quarantined_bytes"].labels(tier)
+        self.copies = gauges["copies"].labels(tier)
+        self.dirty_copies = gauges["dirty_copies"].labels(tier)
+        self.fragmentation_ratio = gauges["fragmentation_ratio"].labels(tier)
+
+
+_TIER_MEANINGS = {
+    "capacity_bytes": "Configured size.",
+    "granted_bytes": "Size that is backed by memory or files now.",
+    "used_bytes": "In use by copies and fills.",
+    "leased_bytes": "Held by leases.",
+    "pinned_bytes": "Held by pins.",
+    "quarantined_bytes": "Kept aside from late writers.",
+    "copies": "Copies.",
+    "dirty_copies": "Copies without a slower one.",
+    "fragmentation_ratio": "Free space that typical requests cannot use in one piece.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """The closed sets of label values that other modules own."""
+
+    methods: tuple[str, ...]
+    errors: tuple[str, ...]
+    """Class names of typed errors, and `internal` for any other."""
+    queues: tuple[str, ...]
+    """Lanes and their urgencies, such as `disk:demand`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    version: str
+    policy: str
+    codec: str
+
+
+class Metrics:
+    """`registry` is this object's own: a process may have many (tests do)."""
+
+    def __init__(self, sets: Sets, build: Build) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._facts = _Facts()
+        registry.register(self._facts)
+        ProcessCollector(registry=registry)
+
+        seconds = _histogram(registry, "request_seconds", "Time of a call.", ("method",))
+        failures = _counter(registry, "request_errors", "Calls that raised, by error.", ("error",))
+        self.request_seconds = {method: seconds.labels(method) for method in sets.methods}
+        self.request_errors = {error: failures.labels(error) for error in sets.errors}
+        depths = _gauge(registry, "queue_depth_jobs", "Work waiting for a lane.", ("queue",))
+        self.queue_depth_jobs = {queue: depths.labels(queue) for queue in sets.queues}
+        copies = _histogram(registry, "copy_seconds", "Time of a copy between tiers.", ("tier",))
+        self.copy_seconds = tuple(copies.labels(tier) for tier in TIERS)
+        """By the tier written to."""
+
+        tier_gauges = {
+            name: _gauge(registry, f"tier_{name}", meaning, ("tier",))
+            for name, meaning in _TIER_MEANINGS.items()
+        }
+        self.tiers = tuple(TierGauges(tier_gauges, tier) for tier in TIERS)
+        """By TierId."""
+
+        self.sessions = _gauge(registry, "sessions", "Open sessions.")
+        self.connections = _gauge(registry, "connections", "Connections of the local channel.")
+        self.fills = _gauge(registry, "fills", "Rights to write that are held.")
+        self.leases = _gauge(registry, "leases", "Rights to read that are held.")
+        self.pins = _gauge(registry, "pins", "Pins that are held.")
+        self.running_requests = _gauge(
+            registry, "running_requests", "Requests begun, not completed."
+        )
+        self.blocks = _gauge(registry, "blocks", "Blocks in the catalog.")
+        self.tree_nodes = _gauge(registry, "tree_nodes", "Runs of blocks in the prefix tree.")
+        self.codec_ratio = _gauge(registry, "codec_ratio", "Decoded bytes per stored byte on NVMe.")
+        self.codec_ratio.set(1)
+        self.recovering_tiers = _gauge(
+            registry, "recovering_tiers", "Tiers that are still scanned."
+        )
+        self.ready = _gauge(registry, "ready_state", "1 when it serves.")
+        self.loop_lag_seconds = _histogram(
+            registry, "loop_lag_seconds", "Event loop wake-ups: how late."
+        )
+        self.evictor_lag_seconds = _histogram(
+            registry, "evictor_lag_seconds", "Evictor: how long a tier was above its watermark."
+        )
+        info = Info("kvstored_build", "What runs.", registry=registry)
+        info.info({"version": build.version, "policy": build.policy, "codec": build.codec})
+
+    def set_facts(self, totals: Mapping[tuple[str, str], float]) -> None:
+        """The store's totals as of now; a fact without an entry in FACTS is not exported."""
+        self._facts.totals = dict(totals)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads; milliseconds of work, for a thread."""
+        return generate_latest(self.registry)
+
+
+class _Facts(Collector):
+    def __init__(self) -> None:
+        self.totals: Mapping[tuple[str, str], float] = {}
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        families = {name: self._family(fact) for name, fact in FACTS.items()}
+        for name, fact in FACTS.items():
+            if not fact.labels:
+                families[name].add_metric([], self.totals.get((name, ""), 0))
+        for (name, label), total in sorted(self.totals.items()):
+            if name in FACTS and FACTS[name].labels:
+                values = label.split(":", len(FACTS[name].labels) - 1)
+                missing = [""] * (len(FACTS[name].labels) - len(values))
+                families[name].add_metric([*values, *missing], total)
+        yield from families.values()
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        return [self._family(fact) for fact in FACTS.values()]
+
+    @staticmethod
+    def _family(fact: Fact) -> CounterMetricFamily:
+        return CounterMetricFamily(f"kvstored_{fact.metric}", fact.meaning, labels=fact.labels)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...] = ()
+) -> Histogram:
+    return Histogram(
+        f"kvstored_{name}", meaning, labels, buckets=LATENCY_BUCKETS_S, registry=registry
+    )
+
+
+def _gauge(
+    registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...] = ()
+) -> Gauge:
+    return Gauge(f"kvstored_{name}", meaning, labels, registry=registry)
+
+
+def _counter(
+    registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]
+) -> Counter:
+    return Counter(f"kvstored_{name}", meaning, labels, registry=registry)
