@@ -17,10 +17,12 @@ ENV PATH=/opt/kvstored/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     KVSTORED_STATE_DIR=/var/lib/kvstored \
     KVSTORED_SOCKET=/run/kvstored/kvstored.sock \
+    KVSTORED_LISTEN=unix:/run/kvstored/grpc.sock \
+    KVSTORED_METRICS_LISTEN=0.0.0.0:7440 \
     KVSTORED_LOG_FORMAT=json
 USER kvstored
-VOLUME ["/var/lib/kvstored"]
-EXPOSE 7439 7440
+VOLUME ["/var/lib/kvstored", "/run/kvstored"]
+EXPOSE 7440
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:7440/healthz', timeout=2)"]
