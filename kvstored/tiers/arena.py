@@ -5,6 +5,7 @@ others block and belong to the lane. A place's head record is the one at its fir
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,9 +22,9 @@ from kvstored.errors import (
     StateMismatch,
 )
 from kvstored.tiers import record as layout
-from kvstored.tiers import segment as segments
+from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Counters, PieceRef, ScanBatch, Views, batch_of, ref_of
+from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views, batch_of, ref_of
 from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, Record, Records, State
 from kvstored.tiers.segment import Segment
 
@@ -60,19 +61,22 @@ class Arena:
         self._incarnation = incarnation
         self._available_bytes = available_bytes
         self._reserve_bytes = reserve_bytes
-        self._segments: dict[int, Segment] = {}
+        self._grow_lock = threading.Lock()
+        self._segments: dict[int, Segment] = {}  # exchanged, never changed: other threads walk it
         self._adopted: set[int] = set()
 
     # Segments
 
     def grow(self) -> tuple[int, int]:
         """Make one more segment, backed by memory before it is granted; (segment, units). Raises NoSpace."""
-        needed_bytes = segments.segment_cost_bytes(self._units) + self._reserve_bytes
-        available_bytes = self._available_bytes()
-        if available_bytes < needed_bytes:
-            raise NoSpace(f"not enough memory for a segment: {needed_bytes=} {available_bytes=}")
-        number = next(n for n in range(NO_SEGMENT) if n not in self._segments)
-        self._segments[number] = segments.create(number, self._units, self._incarnation)
+        needed_bytes = shared.segment_cost_bytes(self._units) + self._reserve_bytes
+        with self._grow_lock:
+            available_bytes = self._available_bytes()
+            if available_bytes < needed_bytes:
+                raise NoSpace(f"no memory for a segment: {needed_bytes=} {available_bytes=}")
+            number = next(n for n in range(NO_SEGMENT) if n not in self._segments)
+            segment = shared.create(number, self._units, self._incarnation)
+            self._segments = {**self._segments, number: segment}
         return number, self._units
 
     def adopt(self, fds: Mapping[str, int]) -> Adopted:
@@ -82,7 +86,7 @@ class Arena:
         """
         taken: list[tuple[int, int]] = []
         refused: list[tuple[str, str]] = []
-        for pair in segments.paired(sorted(fds)):
+        for pair in shared.paired(sorted(fds)):
             names = [name for name in pair if name]
             try:
                 segment = self._adopted_segment([fds[name] for name in names])
@@ -91,7 +95,7 @@ class Arena:
                 for name in names:
                     os.close(fds[name])
                 continue
-            self._segments[segment.number] = segment
+            self._segments = {**self._segments, segment.number: segment}
             self._adopted.add(segment.number)
             taken.append((segment.number, segment.units))
         return Adopted(tuple(taken), tuple(refused))
@@ -176,6 +180,13 @@ class Arena:
             table, at = self._segments[head.segment].table, head.start * RECORD_BYTES
             layout.patch_counters(table, at, hits=item.hits, last_s=item.last_s, heat=item.heat)
 
+    def relink(self, items: Sequence[Link]) -> None:
+        """Write where blocks stand in the tree now. A crash in between loses the copy, not its bytes' correctness."""
+        for item in items:
+            record = self._live_record(item.ref, item.place)
+            if record:
+                self._put(replace(record, parent=item.parent, depth=item.depth))
+
     # The lane
 
     def verify(self, items: Sequence[tuple[Place, int, int]]) -> list[bool]:
@@ -210,7 +221,7 @@ class Arena:
             )
         segment = self._segments[following[0]]
         first = first if segment.number == number else 0
-        start, rows = segments.read_rows(segment, first, limit)
+        start, rows = shared.read_rows(segment, first, limit)
         candidates = np.flatnonzero(
             (rows["state"] != State.FREE) & (rows["state"] != State.CONTINUED)
         )
@@ -236,7 +247,7 @@ class Arena:
     def _adopted_segment(self, fds: list[int]) -> Segment:
         if len(fds) != 2:
             raise StateMismatch("arena segment has only one of its two descriptors")
-        segment = segments.adopt(*fds)
+        segment = shared.adopt(*fds)
         if segment.number in self._segments:
             raise StateMismatch(f"arena segment is there twice: segment={segment.number}")
         return segment

@@ -40,6 +40,16 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """Where the block of one piece stands in the tree since its parent became known; `parent` as in `Record`."""
+
+    ref: PieceRef
+    place: Place
+    parent: bytes
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanBatch:
     """A stretch of a tier's records as columns, for recovery.
 
@@ -72,7 +82,10 @@ class Tier(Protocol):
         ...
 
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
-        """Forget each piece if it is still the one at this place; durable when it returns. Gives the record that was there."""
+        """Forget each piece if it is still the one at this place; durable when it returns. Gives the record that was there.
+
+        The one list call that raises: NoSpace or Unavailable when nothing can be forgotten durably now. Some may be forgotten, so repeat it.
+        """
         ...
 
     def scan(self, cursor: int, limit: int) -> ScanBatch:

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +22,8 @@ from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
 from kvstored.tiers import record as layout
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Counters, PieceRef, ScanBatch, Views
-from kvstored.tiers.disk_env import KEY_END, RecordEnv, key_of
+from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views
+from kvstored.tiers.disk_env import KEY_END, Change, RecordEnv, key_of
 from kvstored.tiers.disk_scan import columns_of
 from kvstored.tiers.record import RECORD_BYTES, Record, State
 from kvstored.tiers.slabs import Job, SlabIo, Slabs, Staged
@@ -68,16 +69,21 @@ class Disk:
         self._options = options
         self._clock = clock
         self._write_lock = threading.Lock()
+        self._grow_lock = threading.Lock()
         self._read_only_until_s = 0.0
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._env = RecordEnv(directory / _INDEX, options.map_bytes)
             self._slabs = Slabs(
                 directory,
                 slab_bytes=options.slab_bytes,
                 direct=options.direct,
                 io=io or SlabIo(),
             )
+            try:
+                self._env = RecordEnv(directory / _INDEX, options.map_bytes)
+            except BaseException:
+                self._slabs.close()
+                raise
         except OSError as error:
             raise slabs.translated(error, f"cannot open the disk tier: {directory=!s}") from error
 
@@ -101,7 +107,8 @@ class Disk:
 
     def grow(self) -> tuple[int, int]:
         """One more slab file, its space allocated; (segment, units). Raises NoSpace or Unavailable."""
-        return self._slabs.grow()
+        with self._grow_lock:
+            return self._slabs.grow()
 
     def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
         with self._write_lock:
@@ -135,7 +142,14 @@ class Disk:
         return [_record_or_none(value) for value in self._env.remove(keys)]
 
     def flush_counters(self, items: Sequence[Counters]) -> None:
-        self._env.patch(items)
+        """Raises NoSpace or Unavailable; nothing is lost but the counts."""
+        self._env.rewrite(
+            [_change(item.ref, item.place, partial(_counted, item)) for item in items]
+        )
+
+    def relink(self, items: Sequence[Link]) -> None:
+        """Write where blocks stand in the tree now. Raises NoSpace or Unavailable."""
+        self._env.rewrite([_change(item.ref, item.place, partial(_linked, item)) for item in items])
 
     def scan(self, cursor: int, limit: int) -> ScanBatch:
         """Records in key order. Those that cannot be used are deleted on the way."""
@@ -275,6 +289,27 @@ class Disk:
 
     def _is_held(self, place: Place) -> bool:
         return all(self._slabs.holds(extent) for extent in place)
+
+
+def _change(ref: PieceRef, place: Place, apply: Callable[[bytes], bytes]) -> Change:
+    return Change(key_of(ref), layout.pack_place(place), apply)
+
+
+def _counted(counters: Counters, value: bytes) -> bytes:
+    patched = bytearray(value)
+    layout.patch_counters(
+        patched, 0, hits=counters.hits, last_s=counters.last_s, heat=counters.heat
+    )
+    return bytes(patched)
+
+
+def _linked(link: Link, value: bytes) -> bytes:
+    """A damaged record stays as it is, for a read or scan to find."""
+    try:
+        record = layout.unpack_value(value)
+    except Corrupt:
+        return value
+    return layout.pack_value(replace(record, parent=link.parent, depth=link.depth))
 
 
 def _staged_for_read(record: Record, target: Views) -> Staged:

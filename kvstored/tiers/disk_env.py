@@ -17,7 +17,7 @@ import lmdb
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace, StateMismatch, Unavailable
 from kvstored.tiers import record as layout
-from kvstored.tiers.base import Counters, PieceRef, ref_of
+from kvstored.tiers.base import PieceRef, ref_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import translated
 
@@ -31,6 +31,8 @@ _PUT_SHARE = 0.9
 _PAGES_PER_PUT = 0.25
 """A record fills about a twelfth of a page; halves after splits, and a margin."""
 _READERS_MAX = 126
+_ADVICE_BYTES = 128 << 10
+"""Linux cuts a larger request to the device's read-ahead without a word."""
 T = TypeVar("T")
 
 
@@ -41,6 +43,15 @@ class RawBatch:
     keys: list[bytes]
     values: list[bytes]
     cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`apply` makes the later value of the record of `key` from the present one, if it still has this packed place."""
+
+    key: bytes
+    place: bytes
+    apply: Callable[[bytes], bytes]
 
 
 class RecordEnv:
@@ -97,10 +108,11 @@ class RecordEnv:
         with _translating():
             return self._in_parts(items, self._removed)
 
-    def patch(self, items: Sequence[Counters]) -> None:
-        """Overwrite the counters of the records that are still at these places."""
-        with _translating():
-            self._in_parts(sorted(items, key=lambda item: key_of(item.ref)), self._patched)
+    def rewrite(self, changes: Sequence[Change]) -> None:
+        """Change the records that are still at these places."""
+        if changes:
+            with _translating():
+                self._in_parts(sorted(changes, key=lambda change: change.key), self._rewritten)
 
     def batch(self, cursor: int, limit: int) -> RawBatch:
         if cursor >= KEY_END:
@@ -174,18 +186,12 @@ class RecordEnv:
                 found.append(value if is_there else None)
         return found
 
-    def _patched(self, items: Sequence[Counters]) -> list[bytes | None]:
+    def _rewritten(self, changes: Sequence[Change]) -> list[bytes | None]:
         with self._env.begin(write=True, db=self._records) as txn:
-            for item in items:
-                key = key_of(item.ref)
-                value = txn.get(key)
-                if value is None or value[layout.RECORD_BYTES :] != layout.pack_place(item.place):
-                    continue
-                patched = bytearray(value)
-                layout.patch_counters(
-                    patched, 0, hits=item.hits, last_s=item.last_s, heat=item.heat
-                )
-                txn.put(key, bytes(patched))
+            for change in changes:
+                value = txn.get(change.key)
+                if value is not None and value[layout.RECORD_BYTES :] == change.place:
+                    txn.put(change.key, change.apply(value))
         return []
 
     def _warm(self) -> None:
@@ -194,7 +200,8 @@ class RecordEnv:
         fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             used_bytes = (info["last_pgno"] + 1) * self._env.stat()["psize"]
-            os.posix_fadvise(fd, 0, used_bytes, os.POSIX_FADV_WILLNEED)
+            for offset in range(0, used_bytes, _ADVICE_BYTES):
+                os.posix_fadvise(fd, offset, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
 

@@ -177,7 +177,8 @@ class Slabs:
 
     def _open(self, number: int, path: Path) -> None:
         self._fds[number] = os.open(path, self._flags)
-        self._units[number] = path.stat().st_size // UNIT_BYTES
+        units = path.stat().st_size // UNIT_BYTES
+        self._units = {**self._units, number: units}  # other threads walk it
 
     def _move(
         self, jobs: Sequence[Job], move: Callable[[int, Sequence[memoryview], int], int]

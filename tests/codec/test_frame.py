@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ def decoded(codec: int, stored: bytes, cuts: list[int]) -> bytes:
     return b"".join(part.tobytes() for part in target)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=5000), min_size=1, max_size=5), st.integers(1, 6), st.data())
 def test_zstd_gives_back_what_it_got_however_it_is_cut(
     parts: list[bytes], level: int, data: st.DataObject
@@ -36,6 +37,7 @@ def test_zstd_gives_back_what_it_got_however_it_is_cut(
     assert zstandard.ZstdDecompressor().decompress(stored) == raw
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=5000))
 def test_raw_is_the_bytes_themselves(raw: bytes) -> None:
     assert decoded(Codec.RAW, raw, [len(raw)]) == raw
@@ -43,6 +45,7 @@ def test_raw_is_the_bytes_themselves(raw: bytes) -> None:
         decoded(Codec.RAW, raw, [len(raw) + 1])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 255), st.binary(max_size=300), st.integers(0, 5000))
 def test_any_input_fills_the_target_or_is_corrupt(codec: int, stored: bytes, size: int) -> None:
     for prefix in (b"", b"\x28\xb5\x2f\xfd"):
@@ -52,6 +55,7 @@ def test_any_input_fills_the_target_or_is_corrupt(codec: int, stored: bytes, siz
             continue
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_changed_frame_fills_the_target_or_is_corrupt(data: st.DataObject) -> None:
     raw = zlib.compress(b"seed" * 99) * 20 + bytes(3000)

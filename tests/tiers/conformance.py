@@ -1,6 +1,7 @@
 """What every tier must do, as one class of tests; a tier's test module subclasses it and says how one is made."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,30 @@ class Conformance:
         found = scan_all(tier, limit)
         assert len(found) == len(stored)
         assert {record.fingerprint: record for record in found} == stored
+
+    def test_threads_of_a_lane_do_not_disturb_each_other(self, tier: Tier) -> None:
+        """Four threads write, read, discard and scan, each on pieces of its own."""
+
+        def live(thread: int) -> int:
+            whole = 0
+            for turn in range(12):
+                number = thread * 100 + turn + 1
+                items = [
+                    piece(number * 10 + i, run_of(thread * 400 + i * 4, 9000), 9000)
+                    for i in range(5)
+                ]
+                stored = [o for o in tier.write(items) if isinstance(o, Record)]
+                targets = [empty(9000) for _ in stored]
+                reads = [(ref_of(r), r.place, t) for r, t in zip(stored, targets, strict=True)]
+                assert tier.read(reads) == stored
+                whole += sum(map(same_bytes, targets, [source for _, source in items]))
+                tier.scan(0, 100)
+                assert tier.discard([(ref_of(r), r.place) for r in stored]) == stored
+            return whole
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(live, range(4))) == [60] * 4
+        assert scan_all(tier, 100) == []
 
     def test_a_target_of_another_length_is_refused(self, tier: Tier) -> None:
         stored = write_one(tier, *piece(1, run_of(0, 9000), 9000))

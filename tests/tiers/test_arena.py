@@ -15,7 +15,7 @@ from kvstored.core.types import UNIT_BYTES, Extent
 from kvstored.errors import Corrupt, InvalidArgument, NoSpace, NotFound
 from kvstored.tiers import views as memory
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Counters, ref_of
+from kvstored.tiers.base import Counters, Link, ref_of
 from kvstored.tiers.record import Record, State
 from tests.tiers.conformance import (
     SEGMENT_UNITS,
@@ -93,6 +93,14 @@ class TestStates:
         assert scan_all(arena, 100) == [expected]
         arena.set_leased([stored.place], leased=False)
         assert not arena.record_at(stored.place).leased
+
+    def test_a_relinked_piece_keeps_everything_but_its_place_in_the_tree(
+        self, arena: Arena
+    ) -> None:
+        stored = write_one(arena, *piece(1, scattered(4, 3, 1), 9000))
+        arena.relink([Link(ref_of(stored), stored.place, b"p" * 16, 8)])
+        arena.relink([Link(ref_of(stored), run_of(0, 9000), b"q" * 16, 9)])
+        assert scan_all(arena, 100) == [replace(stored, parent=b"p" * 16, depth=8)]
 
     def test_verify_says_which_bytes_are_as_they_were(self, arena: Arena) -> None:
         stored = [write_one(arena, *piece(i, run_of(i * 4, 9000), 9000)) for i in (1, 2)]

@@ -15,7 +15,7 @@ from kvstored.codec.frame import Codec
 from kvstored.core.types import UNIT_BYTES, Extent
 from kvstored.errors import Corrupt, InvalidArgument, NoSpace, NotFound, StateMismatch, Unavailable
 from kvstored.tiers import disk as disk_tier
-from kvstored.tiers.base import Counters, ref_of
+from kvstored.tiers.base import Counters, Link, ref_of
 from kvstored.tiers.disk import Disk, Options
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import SlabIo
@@ -135,6 +135,12 @@ class TestReopening:
         stored = write_one(disk, *piece(1, run_of(0, 9000), 9000))
         disk.flush_counters([Counters(ref_of(stored), run_of(7, 9000), 99, 5.5, 1)])
         assert scan_all(disk, 9) == [stored]
+
+    def test_a_relinked_piece_keeps_everything_but_its_place_in_the_tree(self, disk: Disk) -> None:
+        stored = write_one(disk, *piece(1, scattered(4, 3, 1), 9000))
+        disk.relink([Link(ref_of(stored), stored.place, b"p" * 16, 8)])
+        disk.relink([Link(ref_of(stored), run_of(0, 9000), b"q" * 16, 9)])
+        assert read_one(disk, stored)[0] == replace(stored, parent=b"p" * 16, depth=8)
 
     def test_a_piece_written_again_lies_at_the_later_place(self, disk: Disk) -> None:
         first = write_one(disk, *piece(1, run_of(0, 9000), 9000))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstored.core.types import Extent, Place
@@ -97,17 +97,20 @@ def test_a_record_is_256_bytes_and_the_dtype_agrees_with_the_struct() -> None:
     assert (row["extent_units"], row["next_segment"]) == (16, layout.NO_SEGMENT)
 
 
+@settings(deadline=None)
 @given(records)
 def test_every_record_survives_packing(record: Record) -> None:
     assert layout.unpack_value(layout.pack_value(record)) == record
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_unpack_or_are_corrupt(raw: bytes) -> None:
     with pytest.raises(Corrupt):
         layout.unpack_value(raw)
 
 
+@settings(deadline=None)
 @given(st.data(), records)
 def test_a_flipped_bit_is_corrupt_or_lies_in_the_mutable_fields(
     data: st.DataObject, record: Record
@@ -136,6 +139,7 @@ def test_a_flipped_bit_is_corrupt_or_lies_in_the_mutable_fields(
     )
 
 
+@settings(deadline=None)
 @given(st.lists(records, max_size=8), st.data())
 def test_the_batch_check_agrees_with_the_single_one(
     batch: list[Record], data: st.DataObject
