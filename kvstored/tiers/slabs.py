@@ -122,6 +122,9 @@ class Slabs:
         self._fds: dict[int, int] = {}
         self._units: dict[int, int] = {}
         for path in sorted(directory.iterdir()):
+            if path.name.startswith("slab-") and path.suffix == ".new":
+                path.unlink()  # a slab whose maker died before it was whole
+                continue
             match = _NAME.fullmatch(path.name)
             if match and path.stat().st_size >= UNIT_BYTES:
                 self._open(int(match[1]), path)

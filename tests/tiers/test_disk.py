@@ -367,6 +367,11 @@ class TestFullAndBrokenDisks:
         write_one(disk, *piece(1, (Extent(0, 1, 1),), 10))
         disk.close()
 
+    def test_a_slab_that_was_not_finished_is_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "slab-00003.new").write_bytes(b"x")
+        opened(tmp_path).close()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["index", "slab-00000.dat"]
+
     def test_slabs_have_whole_units(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument):
             opened(tmp_path, replace(SMALL, slab_bytes=4097))
