@@ -24,6 +24,7 @@ from kvstored.wire.status import OK, error_of
 Response = TypeVar("Response", bound=Message)
 
 _BUFFER_BYTES = 64 << 10
+_ONE_DESCRIPTOR_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _GRACE_S = 1.0
 """Waited beyond the deadline, so that the daemon's own answer about it arrives."""
 
@@ -81,11 +82,13 @@ class Connection:
         """The segment's facts and a descriptor, which is the caller's to close."""
         self._send(SEGMENT.number, pb.SegmentRequest(segment=segment), timeout_s)
         try:
-            first, descriptors, _, _ = socket.recv_fds(
-                self._socket, _BUFFER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds: it forgets its flags, and the descriptor would leak into children.
+            first, ancillary, _, _ = self._socket.recvmsg(
+                _BUFFER_BYTES, _ONE_DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
             raise self._failed(error) from error
+        descriptors = _descriptors(ancillary)
         try:
             if not first:
                 raise Unavailable("the daemon hung up")
@@ -167,6 +170,15 @@ class Connection:
         if isinstance(error, BlockingIOError):
             return DeadlineExceeded(f"the daemon did not answer in time seconds={self._timeout_s}")
         return Unavailable(f"the connection to the daemon broke: {error}")
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    return [
+        descriptor
+        for level, kind, packed in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (descriptor,) in struct.iter_unpack("i", packed[: len(packed) // 4 * 4])
+    ]
 
 
 def _parsed(response: type[Response], payload: bytes) -> Response:

@@ -306,7 +306,7 @@ class Books(Tables):
         if copies.state[copy] != READY:
             copies.state[copy] = READY
             self.space.books[tier].dirty += 1
-            self._count_sink(copy, block, tier)
+            self.count_sink(copy, block, tier)
         self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
         self.policy.touch(np.asarray([copy], dtype=np.int32), TouchEvent.STORED, now_s)
         self.refresh(block)
@@ -384,7 +384,8 @@ class Books(Tables):
                 copies.flags[copy] ^= CLEAN
                 self.space.books[TierId(int(copies.tier[copy]))].dirty += 1 if was_clean else -1
 
-    def _count_sink(self, copy: int, block: int, tier: TierId) -> None:
+    def count_sink(self, copy: int, block: int, tier: TierId) -> None:
+        """A copy that just became ready is exempt if it is a sink and sinks have not used up their share."""
         book, units = self.space.books[tier], int(self.copies.units[copy])
         cap = int(book.granted * book.limits.sink_share)
         if self.heat(block) is Heat.SINK and book.sinks + units <= cap:

@@ -12,7 +12,7 @@ from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import units_in
-from kvstored.core.types import Part
+from kvstored.core.types import Part, TierId
 
 
 def check(books: Books, fills: Fills, leases: Leases, claims: Claims, carriage: Carriage) -> None:
@@ -62,7 +62,10 @@ def _check_copies(books: Books, fills: Fills, carriage: Carriage) -> None:
         assert copies.kids[copy] == sum(kid >= 0 for kid in below), f"kids of copy={copy}"
         assert copies.state[copy] == READY or not copies.flags[copy] & (CLEAN | SINK)
         is_queued = bool(copies.flags[copy] & QUEUED)
-        assert is_queued or not books.is_evictable(copy), f"evictable but not in order: copy={copy}"
+        is_scanned = TierId(int(copies.tier[copy])) in books.recovering
+        assert is_queued or is_scanned or not books.is_evictable(copy), (
+            f"evictable but not in order: copy={copy}"
+        )
         _check_clean(books, copy, block)
 
 

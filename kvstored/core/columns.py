@@ -38,6 +38,17 @@ class Table:
         self.top += 1
         return self.top - 1
 
+    def take_many(self, count: int) -> NDArray[np.int32]:
+        reused = self._free[len(self._free) - min(count, len(self._free)) :]
+        del self._free[len(self._free) - len(reused) :]
+        fresh = count - len(reused)
+        if self.top + fresh > self.capacity:
+            self._grow(max(self.top + fresh, self.capacity + self.capacity // 4))
+        rows = np.asarray([*reused, *range(self.top, self.top + fresh)], dtype=np.int32)
+        self.top += fresh
+        self.live += count
+        return rows
+
     def give(self, row: int) -> None:
         for name, (_, default) in self.defaults.items():
             getattr(self, name)[row] = default

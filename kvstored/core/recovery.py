@@ -7,8 +7,10 @@ copies. What a scan leaves incomplete is dropped at its end, and ranks follow th
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.books import Books
+from kvstored.core.bulk import RecoveredColumns, is_plain, recover_plain
 from kvstored.core.calls import (
     NO_FINGERPRINT,
     Freed,
@@ -44,6 +46,24 @@ class Recovery:
         self._books.effects[before:] = [effect for effect in fresh if isinstance(effect, Freed)]
         return kept
 
+    def recover_many(
+        self, tier: TierId, ns: NamespaceId, columns: RecoveredColumns, now_s: float
+    ) -> NDArray[np.bool_]:
+        """The same for many pieces of one extent each."""
+        books = self._books
+        kept = np.zeros(len(columns), dtype=np.bool_)
+        plain = is_plain(books, books.layouts[ns], columns)
+        for i in np.flatnonzero(plain).tolist():
+            kept[i] = self._claim(tier, (columns.extent(i),))
+            if not kept[i]:
+                self._drop_claimants(tier, (columns.extent(i),), now_s)
+        taken = np.flatnonzero(kept)
+        for group in np.unique(columns.group[taken]):
+            recover_plain(books, tier, ns, columns, taken[columns.group[taken] == group])
+        others = np.flatnonzero(~plain).tolist()
+        kept[others] = self.recover(tier, ns, [columns.piece(i) for i in others], now_s)
+        return kept
+
     def keep_aside(self, tier: TierId, rows: tuple[PieceRow, ...], now_s: float) -> bool:
         """Space that was being filled at the crash: its writer may live. False where something else claims it."""
         claimed = tuple(row for row in rows if self._claim(tier, row.place))
@@ -67,6 +87,7 @@ class Recovery:
         order = np.lexsort((-books.tree.depth[at], books.blocks.last_s[at]))
         books.policy.touch(rows[order], TouchEvent.STORED, now_s)
         books.recovering.discard(tier)
+        books.consider_blocks(np.unique(at))
         return len(incomplete)
 
     def _recover_one(self, tier: TierId, ns: NamespaceId, piece: Recovered, now_s: float) -> bool:

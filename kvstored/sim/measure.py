@@ -97,7 +97,7 @@ class Recorder:
         self.put_blocks += served.put_blocks
         self.wrong_blocks += served.wrong_blocks
         self.lost_blocks += served.lost_blocks
-        self.hits = _sum(self.hits, served.hits)
+        self.hits = summed(self.hits, served.hits)
         while ts_s >= self.width_s * BUCKETS_MAX:
             self.coarsen()
         i = int(ts_s / self.width_s)
@@ -115,7 +115,7 @@ class Recorder:
         self.put_blocks += other.put_blocks
         self.wrong_blocks += other.wrong_blocks
         self.lost_blocks += other.lost_blocks
-        self.hits = _sum(self.hits, other.hits)
+        self.hits = summed(self.hits, other.hits)
         while self.width_s < other.width_s:
             self.coarsen()
         while other.width_s < self.width_s:
@@ -157,5 +157,5 @@ class Recorder:
         )
 
 
-def _sum(a: TierBlocks, b: TierBlocks) -> TierBlocks:
+def summed(a: TierBlocks, b: TierBlocks) -> TierBlocks:
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])

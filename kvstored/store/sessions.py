@@ -18,7 +18,10 @@ CLIENT_TEXT_MAX = 200
 
 @dataclass(slots=True)
 class Session:
-    """`expires_s` is infinite while a connection uses it. `pid` is the peer's as the kernel told, 0 when unseen."""
+    """`expires_s` is infinite while a connection is tied to it. A detached one has no connections and lives by being used.
+
+    `pid` is the peer's as the kernel told, 0 when unseen.
+    """
 
     token: bytes
     core: SessionId
@@ -26,8 +29,9 @@ class Session:
     tenant: str
     pid: int
     resume_ttl_s: float
+    is_detached: bool
     opened_s: float
-    expires_s: float = inf
+    expires_s: float
     connections: set[int] = field(default_factory=set)
 
 
@@ -53,25 +57,38 @@ class Sessions:
         client: str,
         tenant: str,
         pid: int,
-        connection: int,
         resume_ttl_s: float,
+        is_detached: bool = False,
         now_s: float,
     ) -> Session:
-        text = client[:CLIENT_TEXT_MAX]
+        """Not yet tied to a connection: it runs out after `resume_ttl_s` unless it is tied or used."""
         session = Session(
-            self._token(TOKEN_BYTES), core, text, tenant, pid, resume_ttl_s, opened_s=now_s
+            token=self._token(TOKEN_BYTES),
+            core=core,
+            client=client[:CLIENT_TEXT_MAX],
+            tenant=tenant,
+            pid=pid,
+            resume_ttl_s=resume_ttl_s,
+            is_detached=is_detached,
+            opened_s=now_s,
+            expires_s=now_s + resume_ttl_s,
         )
         self._by_token[session.token] = session
         self._by_core[int(core)] = session
-        self._use(session, connection)
         return session
+
+    def tie(self, session: Session, connection: int) -> None:
+        """It lives at least as long as this connection."""
+        session.connections.add(connection)
+        session.expires_s = inf
+        self._by_connection.setdefault(connection, set()).add(session.token)
 
     def find(self, token: bytes, *, tenant: str) -> Session | None:
         session = self._by_token.get(token)
         return session if session is not None and session.tenant == tenant else None
 
-    def use(self, token: bytes, *, tenant: str, connection: int) -> Session:
-        """The session behind `token`, from now on kept alive by this connection; NotFound when it ended."""
+    def use(self, token: bytes, *, tenant: str, now_s: float) -> Session:
+        """The session behind `token`, whose time begins anew; NotFound when it ended."""
         session = self._by_token.get(token)
         if session is None or session.tenant != tenant:
             if len(token) != TOKEN_BYTES:
@@ -79,8 +96,8 @@ class Sessions:
                     f"session token has {len(token)} bytes: expected={TOKEN_BYTES}"
                 )
             raise NotFound("session ended or never was: open a new one")
-        if connection not in session.connections:
-            self._use(session, connection)
+        if session.expires_s != inf:
+            session.expires_s = now_s + session.resume_ttl_s
         return session
 
     def of_core(self, core: int) -> Session | None:
@@ -108,8 +125,3 @@ class Sessions:
             tokens.discard(session.token)
             if not tokens:
                 del self._by_connection[connection]
-
-    def _use(self, session: Session, connection: int) -> None:
-        session.connections.add(connection)
-        session.expires_s = inf
-        self._by_connection.setdefault(connection, set()).add(session.token)

@@ -43,6 +43,19 @@ class Writers:
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
+    def is_gone(self, pid: int) -> bool:
+        """Whether no process has this number now."""
+        try:
+            os.close(os.pidfd_open(pid))
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def watched(self) -> set[int]:
+        return set(self._pidfds)
+
     def forget(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:
