@@ -102,6 +102,12 @@ class Lane:
         """Waiting pieces of work."""
         return len(self._queues[0]) + len(self._queues[1])
 
+    def depths(self) -> dict[str, int]:
+        """Waiting work by `lane:urgency`."""
+        return {
+            f"{self.name}:{urgency.name.lower()}": len(self._queues[urgency]) for urgency in Urgency
+        }
+
     @property
     def running(self) -> int:
         """Pieces of work that a thread is at."""

@@ -1,0 +1,216 @@
+"""How the parts of a daemon are put together from its configuration. Blocks, and starts the lanes' threads; no loop is needed yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstored import __version__, errors, logs, machine
+from kvstored.clock import Clock
+from kvstored.codec.frame import Codec
+from kvstored.config import Config
+from kvstored.core.calls import Limits, TierLimits
+from kvstored.core.catalog import Catalog
+from kvstored.core.types import UNIT_BYTES, TierId
+from kvstored.errors import KvstoredError, StateMismatch
+from kvstored.metrics import Build, Metrics, Sets
+from kvstored.store import registry
+from kvstored.store.events import Events
+from kvstored.store.lane import Lane
+from kvstored.store.registry import Registry
+from kvstored.store.shell import Shell, Tiers
+from kvstored.store.store import Store, StoreLimits
+from kvstored.tiers.arena import Arena
+from kvstored.tiers.disk import SLAB_BYTES, Disk, Options, erase, map_bytes_for
+from kvstored.transport.service import INTERNAL
+from kvstored.wire.methods import METHODS
+
+log = logs.get("daemon")
+
+LANE_QUEUE_MAX = 4096
+ARENA_THREADS = 2
+DISK_THREADS = 4
+DISK_BACKGROUND_MAX = 2
+"""One group commit on the disk, the next one gathering behind it; the other threads are for loads."""
+EPOCH_FILE = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """`refused`: descriptors of an earlier run that could not be used, with the reason."""
+
+    store: Store
+    arena: Arena
+    disk: Disk | None
+    slab_bytes: int
+    refused: tuple[tuple[str, str], ...]
+    keeper_pid: int
+
+    @property
+    def tiers(self) -> Tiers:
+        return self.store.shell.tiers
+
+    def close(self) -> None:
+        """Waits for the threads: what they write is whole when this returns."""
+        self.tiers.arena_lane.close()
+        self.tiers.disk_lane.close()
+        if self.disk is not None:
+            self.disk.close()
+        self.arena.close()
+
+
+def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: int) -> Parts:
+    config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    epoch = next_epoch(config.state_dir, clock)
+    arena = Arena(
+        config.dram.segment_effective_bytes,
+        incarnation=epoch,
+        available_bytes=lambda: machine.memory_limit().available_bytes,
+    )
+    adopted = arena.adopt(fds)
+    slab_bytes = min(SLAB_BYTES, config.disk.capacity_bytes // UNIT_BYTES * UNIT_BYTES)
+    disk = _disk(config, clock, slab_bytes) if slab_bytes else None
+    tiers = Tiers(
+        arena=arena,
+        arena_lane=Lane("arena", threads=ARENA_THREADS, queue_max=LANE_QUEUE_MAX),
+        disk=disk,
+        disk_lane=Lane(
+            "disk",
+            threads=DISK_THREADS,
+            queue_max=LANE_QUEUE_MAX,
+            background_max=DISK_BACKGROUND_MAX,
+        ),
+        flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
+    )
+    catalog = Catalog(
+        tiers=tier_limits(config, has_disk=disk is not None),
+        policy=config.policy,
+        limits=core_limits(config),
+        epoch=epoch,
+    )
+    shell = Shell(
+        catalog,
+        tiers,
+        Events(epoch=epoch, now_s=clock.now_s),
+        clock,
+        _metrics(config, tiers),
+        report,
+    )
+    loaded = registry.load(config.state_dir)
+    if loaded.fault:
+        log.warning("starting without namespaces", fault=loaded.fault)
+    limits = store_limits(config)
+    known = Registry(
+        shell, loaded.namespaces, config.state_dir, piece_bytes_max=limits.piece_bytes_max
+    )
+    store = Store(shell, known, limits)
+    return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
+
+
+def report(what: str, error: BaseException) -> None:
+    """A fault at the border of a task: logged once, with its traceback."""
+    log.error(what, exc_info=error)
+
+
+def next_epoch(state_dir: Path, clock: Clock) -> int:
+    """Grows with every boot, also within one second and when the clock steps back. 32 bits."""
+    path = state_dir / EPOCH_FILE
+    try:
+        last = int(path.read_text())
+    except (OSError, ValueError):
+        last = 0
+    epoch = max(int(clock.now_s()), last + 1) & 0xFFFF_FFFF
+    try:
+        path.write_text(f"{epoch}\n")
+    except OSError as error:  # a full disk: the clock alone has to do
+        log.warning("epoch was not saved", path=str(path), error=str(error))
+    return epoch
+
+
+def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
+    shares = config.limits
+    dram = TierLimits(
+        TierId.DRAM,
+        config.dram.capacity_bytes // UNIT_BYTES,
+        high=config.dram.high,
+        low=config.dram.low,
+        checkpoint_share=shares.checkpoint_share,
+        sink_share=shares.sink_share,
+        lease_share=shares.lease_share,
+        pin_share=shares.pin_share,
+    )
+    if not has_disk:
+        return [dram]
+    nvme = TierLimits(
+        TierId.NVME,
+        config.disk.capacity_bytes // UNIT_BYTES,
+        high=config.disk.high,
+        low=config.disk.low,
+        checkpoint_share=shares.checkpoint_share,
+        sink_share=shares.sink_share,
+        lease_share=shares.lease_share,
+        pin_share=shares.pin_share,
+        admit_hits=config.disk.admit_hits,
+    )
+    return [dram, nvme]
+
+
+def core_limits(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        sessions_max=limits.sessions,
+        leases_per_session_max=limits.leases_per_session,
+        lease_ttl_max_s=limits.lease_ttl_max_s,
+        pin_ttl_max_s=limits.pin_ttl_max_s,
+        quarantine_s=limits.quarantine_s,
+        checkpoint_ttl_s=limits.checkpoint_ttl_s,
+        incomplete_ttl_s=limits.fill_ttl_s,
+    )
+
+
+def store_limits(config: Config) -> StoreLimits:
+    limits = config.limits
+    return StoreLimits(
+        fill_ttl_s=limits.fill_ttl_s,
+        lease_ttl_s=limits.lease_ttl_s,
+        lease_ttl_max_s=limits.lease_ttl_max_s,
+        pin_ttl_max_s=limits.pin_ttl_max_s,
+        resume_ttl_s=limits.resume_ttl_s,
+        quarantine_s=limits.quarantine_s,
+        load_deadline_s=limits.load_deadline_s,
+    )
+
+
+def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
+    """None, with a log line, where the disk cannot be used: the engines are served from DRAM then."""
+    options = Options(
+        map_bytes=map_bytes_for(config.disk.capacity_bytes),
+        slab_bytes=slab_bytes,
+        codec=Codec[config.disk.codec.upper()],
+        codec_level=config.disk.codec_level,
+    )
+    try:
+        try:
+            return Disk(config.disk.path, options, clock=clock)
+        except StateMismatch as error:
+            log.warning("the disk tier starts cold", path=str(config.disk.path), reason=str(error))
+            erase(config.disk.path)
+            return Disk(config.disk.path, options, clock=clock)
+    except KvstoredError as error:
+        log.warning("the disk tier is off", path=str(config.disk.path), error=str(error))
+        return None
+
+
+def _metrics(config: Config, tiers: Tiers) -> Metrics:
+    kinds = [name for name in vars(errors) if _is_error(name)]
+    queues = [queue for lane in (tiers.arena_lane, tiers.disk_lane) for queue in lane.depths()]
+    sets = Sets(
+        methods=tuple(method.name for method in METHODS),
+        errors=(*kinds, INTERNAL),
+        queues=tuple(queues),
+    )
+    return Metrics(sets, Build(__version__, config.policy, config.disk.codec))
+
+
+def _is_error(name: str) -> bool:
+    kind = getattr(errors, name)
+    return isinstance(kind, type) and issubclass(kind, KvstoredError)

@@ -1,0 +1,70 @@
+"""Reading the books for the shell's own upkeep: which counters moved, and which copy lies at a place. Changes nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstored.core.books import Books
+from kvstored.core.calls import Fingerprint
+from kvstored.core.columns import READY
+from kvstored.core.types import Heat, NamespaceId, Place, TierId
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Counters of one readable piece, as its record should have them."""
+
+    tier: TierId
+    fingerprint: Fingerprint
+    group: int
+    shard: int
+    place: Place
+    hits: int
+    last_s: float
+    heat: Heat
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBatch:
+    """`following`: block row to go on from, -1 after the last."""
+
+    pieces: list[Used]
+    following: int
+
+
+def used_since(books: Books, since_s: float, first: int, blocks_max: int) -> UsedBatch:
+    """Pieces of the blocks that were used at or after `since_s`, from block row `first` on. Blocks may come and go between calls."""
+    blocks = books.blocks
+    top = blocks.top
+    is_used = (blocks.last_s[first:top] >= since_s) & (blocks.first_copy[first:top] >= 0)
+    rows = np.flatnonzero(is_used) + first
+    following = int(rows[blocks_max]) if len(rows) > blocks_max else -1
+    pieces = [used for row in rows[:blocks_max].tolist() for used in _used(books, row)]
+    return UsedBatch(pieces, following)
+
+
+def copy_at(
+    books: Books, ns: NamespaceId, fingerprint: Fingerprint, tier: TierId, place: Place
+) -> int | None:
+    """The readable copy of which a piece lies at this very place."""
+    block = books.index.find_one(fingerprint)
+    if block < 0 or books.blocks.ns[block] != ns:
+        return None
+    for copy in books.copies_of(block):
+        is_here = books.copies.tier[copy] == tier and books.copies.state[copy] == READY
+        if is_here and any(books.place(piece) == place for piece in books.pieces_of(copy)):
+            return copy
+    return None
+
+
+def _used(books: Books, block: int) -> Iterator[Used]:
+    fingerprint, heat = books.fingerprint(block), books.heat(block)
+    hits, last_s = int(books.blocks.hits[block]), float(books.blocks.last_s[block])
+    for copy in books.copies_of(block):
+        if books.copies.state[copy] != READY:
+            continue
+        tier = TierId(int(books.copies.tier[copy]))
+        for piece in books.pieces_of(copy):
+            group, shard = int(books.pieces.group[piece]), int(books.pieces.shard[piece])
+            yield Used(tier, fingerprint, group, shard, books.place(piece), hits, last_s, heat)

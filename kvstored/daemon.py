@@ -1,0 +1,280 @@
+"""The daemon: what it is made of, its tasks, its start and its end. The one place that knows every part.
+
+Threads: the lanes' (`arena-*`, `disk-*`) and the metrics server's. Everything else runs on one loop, whose tasks have names. Ready as
+soon as it can serve; recovery and growth go on behind.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from kvstored import logs
+from kvstored.clock import SystemClock
+from kvstored.composition import Parts, compose
+from kvstored.config import Config
+from kvstored.core.types import UNIT_BYTES, TierId
+from kvstored.errors import KvstoredError
+from kvstored.metrics_server import MetricsServer
+from kvstored.notify import Notifier, listen_fds
+from kvstored.store.growth import Grower
+from kvstored.store.janitor import Janitor
+from kvstored.store.recovery import Found, Recovery
+from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
+from kvstored.transport.local import LocalServer
+from kvstored.transport.service import StoreService
+
+log = logs.get("daemon")
+
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that wants the interpreter lock asks for it after so long: the default of 5 ms is fifty calls."""
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM (drain and end) or SIGHUP (end at once, DRAM stays warm). The exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    notifier = Notifier.from_environment()
+    parts = compose(config, SystemClock(), dict(listen_fds()), os.getppid())
+    daemon = Daemon(config, parts, notifier)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(daemon.serve())
+    finally:
+        parts.close()
+    return 0
+
+
+class _StopError(Exception):
+    """Ends the task group."""
+
+
+class Daemon:
+    def __init__(self, config: Config, parts: Parts, notifier: Notifier) -> None:
+        self._config = config
+        self._parts = parts
+        self._notifier = notifier
+        self._store = parts.store
+        self._shell = parts.store.shell
+        self._janitor = Janitor(self._store)
+        self._recovery = Recovery(self._shell, self._store.registry.by_digest)
+        self._kept = set(parts.arena.fds())
+        self._state = "starting"
+        self._stop: asyncio.Future[bool] | None = None
+        self._begun_s = 0.0
+        around = Surroundings(
+            keeper_pid=parts.keeper_pid,
+            policy=config.policy,
+            state=lambda: self._state,
+            uptime_s=lambda: asyncio.get_running_loop().time() - self._begun_s,
+            tier_facts=self._tier_facts,
+        )
+        service = StoreService(self._store, Inspection(self._store, around))
+        self._server = LocalServer(service, config.socket, mode=config.socket_mode)
+        self._metrics_server = MetricsServer(
+            self._shell.metrics, refresh=self._refresh, unready=self._unready
+        )
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun_s = loop.time()
+        self._stop = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._ask_to_stop, number != signal.SIGHUP)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._start(tasks)
+                is_drain = await self._stop
+                await self._end(is_drain)
+                raise _StopError
+        except* _StopError:
+            pass
+        await self._metrics_server.close()
+
+    # ---- start
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        growers = self._growers()
+        recovering = self._begin_recovery()
+        if TierId.DRAM not in recovering:
+            await self._first_segment(growers[TierId.DRAM])
+        self._config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._server.start(tasks)
+        if self._config.metrics_listen is not None:
+            await self._metrics_server.start(self._config.metrics_listen)
+        tasks.create_task(self._restore(recovering, growers), name="recovery and growth")
+        for name, work in self._janitor.tasks().items():
+            tasks.create_task(work, name=name)
+        self._state = "ready"
+        gc.collect()
+        gc.freeze()  # what the start made stays: no later collection looks at it again
+        self._notifier.ready(f"serving at {self._config.socket}")
+        log.info("ready", socket=str(self._config.socket), epoch=self._shell.events.epoch)
+
+    def _growers(self) -> dict[TierId, Grower]:
+        parts, config = self._parts, self._config
+        growers = {
+            TierId.DRAM: Grower(
+                self._shell,
+                TierId.DRAM,
+                parts.arena,
+                parts.tiers.arena_lane,
+                capacity_bytes=config.dram.capacity_bytes,
+                segment_bytes=config.dram.segment_effective_bytes,
+                grew=self._keep_segments,
+                refused=_log_refusal,
+            )
+        }
+        if parts.disk is not None:
+            growers[TierId.NVME] = Grower(
+                self._shell,
+                TierId.NVME,
+                parts.disk,
+                parts.tiers.disk_lane,
+                capacity_bytes=config.disk.capacity_bytes,
+                segment_bytes=parts.slab_bytes,
+                grew=lambda _: None,
+                refused=_log_refusal,
+            )
+        return growers
+
+    def _begin_recovery(self) -> list[TierId]:
+        """Tell the catalog of the segments that are there already; tiers whose records must be read before anything is granted."""
+        catalog, parts = self._shell.catalog, self._parts
+        found = {TierId.DRAM: parts.arena.segments()}
+        if parts.disk is not None:
+            found[TierId.NVME] = parts.disk.segments()
+        for name, reason in parts.refused:
+            self._notifier.remove(name)
+            log.warning("a segment of an earlier run cannot be used", name=name, reason=reason)
+        for tier, segments in found.items():
+            if segments:
+                catalog.recovery_begin(tier)
+            for segment, units in segments:
+                catalog.grow(tier, segment, units)
+        self._shell.apply()
+        return [tier for tier, segments in found.items() if segments]
+
+    async def _first_segment(self, grower: Grower) -> None:
+        """So that the first put finds room. Without memory the daemon serves all the same, from NVMe if it has blocks there."""
+        try:
+            await grower.grow_once()
+        except KvstoredError as error:
+            _log_refusal(TierId.DRAM, error)
+
+    def _keep_segments(self, _: int) -> None:
+        """The keeper gets a segment's descriptors before anything is granted in it."""
+        for name, fd in self._parts.arena.fds().items():
+            if name not in self._kept:
+                self._kept.add(name)
+                self._notifier.store(name, fd)
+
+    async def _restore(self, recovering: list[TierId], growers: Mapping[TierId, Grower]) -> None:
+        """DRAM first: it is the larger loss. Growth follows, since a scan and growth would fight for the same lane."""
+        for tier in recovering:
+            begun_s = asyncio.get_running_loop().time()
+            found = await self._recovery.run(tier)
+            took_s = asyncio.get_running_loop().time() - begun_s
+            _log_recovery(tier, found, took_s)
+            if tier is TierId.DRAM and not found.leased:
+                self._store.clients.adopt(found.writers)
+        async with asyncio.TaskGroup() as tasks:
+            for tier, grower in growers.items():
+                tasks.create_task(grower.run(), name=f"growth of {tier.name.lower()}")
+
+    # ---- end
+
+    def _ask_to_stop(self, is_drain: bool) -> None:
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_result(is_drain)
+
+    async def _end(self, is_drain: bool) -> None:
+        """After SIGTERM flush what is dirty while clients may still read; after SIGHUP leave DRAM to the next daemon."""
+        self._notifier.stopping()
+        self._state = "draining"
+        self._store.puts.is_draining = True
+        if is_drain:
+            is_clean = await self._janitor.drain(self._config.limits.drain_s)
+            log.info("drained", is_clean=is_clean)
+        await self._janitor.flush_counters_once()
+        await self._server.stop()
+        self._store.clients.stop_watching()
+
+    # ---- what others ask
+
+    def _unready(self) -> str | None:
+        return None if self._state == "ready" else self._state
+
+    def _tier_facts(self, tier: TierId) -> TierFacts:
+        found = self._recovery.found.get(tier, Found())
+        disk = self._parts.disk
+        if tier is not TierId.NVME or disk is None:
+            return TierFacts("on", recovered=found.kept)
+        state = "read-only" if disk.is_read_only() else "on"
+        return TierFacts(state, codec=self._config.disk.codec, recovered=found.kept)
+
+    def _refresh(self) -> None:
+        """Gauges and facts, just before a scrape."""
+        metrics, catalog = self._shell.metrics, self._shell.catalog
+        counts = catalog.counts
+        metrics.sessions.set(len(self._store.clients.sessions))
+        metrics.connections.set(self._server.connection_count)
+        metrics.fills.set(counts["fills"])
+        metrics.leases.set(counts["leases"])
+        metrics.pins.set(counts["pins"])
+        metrics.running_requests.set(counts["requests"])
+        metrics.blocks.set(catalog.blocks)
+        metrics.tree_nodes.set(counts["tree_nodes"])
+        metrics.recovering_tiers.set(len(catalog.recovering))
+        metrics.ready.set(self._state == "ready")
+        self._refresh_tiers()
+        self._refresh_lanes()
+        metrics.set_facts(self._shell.counts)
+
+    def _refresh_tiers(self) -> None:
+        metrics = self._shell.metrics
+        for use in self._shell.catalog.tier_use():
+            gauges = metrics.tiers[use.tier]
+            gauges.capacity_bytes.set(use.capacity_units * UNIT_BYTES)
+            gauges.granted_bytes.set(use.granted_units * UNIT_BYTES)
+            gauges.used_bytes.set(use.used_units * UNIT_BYTES)
+            gauges.leased_bytes.set(use.leased_units * UNIT_BYTES)
+            gauges.pinned_bytes.set(use.pinned_units * UNIT_BYTES)
+            gauges.quarantined_bytes.set(use.quarantined_units * UNIT_BYTES)
+            gauges.copies.set(use.copies)
+            gauges.dirty_copies.set(use.dirty_copies)
+            gauges.fragmentation_ratio.set(use.fragmentation)
+        stored = self._shell.counts["stored_bytes", ""]
+        if stored:
+            metrics.codec_ratio.set(self._shell.counts["copy_bytes", "dram:nvme"] / stored)
+
+    def _refresh_lanes(self) -> None:
+        for lane in (self._parts.tiers.arena_lane, self._parts.tiers.disk_lane):
+            for queue, depth in lane.depths().items():
+                self._shell.metrics.queue_depth_jobs[queue].set(depth)
+
+
+def _log_refusal(tier: TierId, error: KvstoredError) -> None:
+    log.warning("a tier cannot grow now", tier=tier.name.lower(), error=str(error))
+
+
+def _log_recovery(tier: TierId, found: Found, took_s: float) -> None:
+    log.info(
+        "recovered",
+        tier=tier.name.lower(),
+        kept=found.kept,
+        dropped=found.dropped,
+        unusable=found.unusable,
+        writing=found.writing,
+        seconds=round(took_s, 3),
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop  # noqa: PLC0415 - a faster loop where it is installed
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

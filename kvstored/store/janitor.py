@@ -1,0 +1,152 @@
+"""What has to be done without being asked: expiry, making room before it is needed, writing back, flushing counters, watching the loop.
+
+Each is a coroutine that the daemon runs as a named task. A fault in one round is reported and the next round tries again: a janitor
+that dies leaves a store that fills up.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+from kvstored.core.calls import CopyTask, TierUse
+from kvstored.core.types import TierId
+from kvstored.core.usage import Used, used_since
+from kvstored.store.lane import Urgency
+from kvstored.store.shell import fingerprint_bytes
+from kvstored.store.store import Store
+from kvstored.tiers.base import Counters, PieceRef
+
+EXPIRY_S = 1.0
+EVICT_S = 0.05
+WRITE_BACK_S = 0.05
+WRITE_BACK_BYTES = 128 << 20
+WRITE_BACKS_MAX = 2
+COUNTERS_S = 30.0
+COUNTER_BLOCKS = 256
+LAG_S = 0.1
+HIGH_SHARE = 0.98
+"""Above this share of a tier the evictor is behind, whatever the configured watermark below it."""
+
+
+class Janitor:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shell = store.shell
+        self._write_backs = 0
+        self._counters_s = store.shell.now_s()
+        self._above_since_s: dict[TierId, float] = {}
+
+    def tasks(self) -> dict[str, Coroutine[None, None, None]]:
+        """By name; none of them ends."""
+        return {
+            "expiry": self._every(EXPIRY_S, self.expire_once),
+            "evictor": self._every(EVICT_S, self.make_room_once),
+            "write-back": self._every(WRITE_BACK_S, self.write_back_once),
+            "counters": self._every(COUNTERS_S, self.flush_counters_once),
+            "loop watch": self._watch_loop(),
+        }
+
+    async def expire_once(self) -> None:
+        shell = self._shell
+        now_s = shell.now_s()
+        if shell.catalog.next_expiry_s() <= now_s:
+            expired = shell.catalog.expire(now_s)
+            shell.apply()
+            shell.counts["expired", "fill"] += expired.fills
+            shell.counts["expired", "lease"] += expired.leases
+            shell.counts["expired", "pin"] += expired.pins
+            shell.counts["expired", "copy"] += expired.copies
+        shell.counts["expired", "session"] += self._store.clients.expire()
+        self._store.puts.forget_expired()
+        shell.discard()  # those that failed before
+
+    async def make_room_once(self) -> None:
+        shell = self._shell
+        for use in shell.catalog.tier_use():
+            evicted = shell.catalog.make_room(use.tier, shell.now_s())
+            shell.apply()
+            shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+            self._note_evictor_lag(use)
+
+    async def write_back_once(self) -> None:
+        """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""
+        if self._shell.tiers.disk is None or self._write_backs >= WRITE_BACKS_MAX:
+            return
+        tasks = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
+        self._shell.apply()
+        self._carry(tasks)
+
+    def _carry(self, tasks: list[CopyTask]) -> None:
+        if not tasks:
+            return
+        left = len(tasks)
+        self._write_backs += 1
+
+        def ended(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            self._write_backs -= left == 0
+
+        self._store.mover.start(tasks, Urgency.BACKGROUND, ended=ended)
+
+    async def flush_counters_once(self) -> None:
+        """Heat, hits and last use into the records, in bulk: after a crash they lag by a round, no more."""
+        shell = self._shell
+        since_s, self._counters_s = self._counters_s, shell.now_s()
+        row = 0
+        while row >= 0:
+            batch = used_since(shell.catalog.books, since_s, row, COUNTER_BLOCKS)
+            arena = [_counters(used) for used in batch.pieces if used.tier is TierId.DRAM]
+            disk = [_counters(used) for used in batch.pieces if used.tier is TierId.NVME]
+            shell.tiers.arena.flush_counters(arena)
+            if disk:
+                flush = shell.tiers.flush_disk_counters
+                await shell.tiers.disk_lane.submit(lambda: flush(disk), Urgency.BACKGROUND)  # noqa: B023 - awaited in the same turn
+            await asyncio.sleep(0)
+            row = batch.following
+
+    async def drain(self, drain_s: float) -> bool:
+        """Refuse new fills and write every dirty copy to NVMe within `drain_s`; whether all were."""
+        self._store.puts.is_draining = True
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + drain_s
+        if self._shell.tiers.disk is None:
+            return True
+        while (left_s := end_s - loop.time()) > 0:
+            tasks = self._shell.catalog.flush(WRITE_BACK_BYTES, self._shell.now_s())
+            self._shell.apply()
+            self._store.mover.start(tasks, Urgency.DEMAND)
+            if not tasks and not self._store.mover.tasks_now:
+                return True
+            copies = [task.target_copy for task in tasks]
+            await self._store.flights.wait(copies, left_s)
+            await asyncio.sleep(0.005)
+        return False
+
+    def _note_evictor_lag(self, use: TierUse) -> None:
+        """How long a tier has been above its high watermark at the end of a round; 0 where it is below."""
+        now_s = self._shell.now_s()
+        if use.used_units <= use.granted_units * HIGH_SHARE:
+            self._above_since_s[use.tier] = now_s
+        since_s = self._above_since_s.setdefault(use.tier, now_s)
+        self._shell.metrics.evictor_lag_seconds.observe(now_s - since_s)
+
+    async def _watch_loop(self) -> None:
+        """How late a timer comes is how long something held the loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self._shell.metrics.loop_lag_seconds.observe(max(0.0, loop.time() - due_s))
+
+    async def _every(self, pause_s: float, round_: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await round_()
+            except Exception as error:  # noqa: BLE001 - border of a task: the next round tries again
+                self._shell.report(f"a round of the janitor failed: {round_.__name__}", error)
+            await asyncio.sleep(pause_s)
+
+
+def _counters(used: Used) -> Counters:
+    ref = PieceRef(fingerprint_bytes(used.fingerprint), used.group, used.shard)
+    return Counters(ref, used.place, used.hits, used.last_s, int(used.heat))

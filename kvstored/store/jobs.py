@@ -1,0 +1,99 @@
+"""Prefetch jobs: loads that nobody waits for, with a deadline and a way to cancel, and what became of them."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvstored.core.calls import CopyTask
+from kvstored.core.types import KeyBatch, NamespaceId, TierId
+from kvstored.errors import NotFound
+from kvstored.store.events import EventKind
+from kvstored.store.lane import Urgency
+from kvstored.store.mover import Mover
+from kvstored.store.shell import Shell
+
+JOBS_MAX = 4096
+
+
+class JobState(IntEnum):
+    """Numbers as on the wire."""
+
+    RUNNING = 1
+    DONE = 2
+    CANCELLED = 3
+    EXPIRED = 4
+
+
+@dataclass(slots=True)
+class Job:
+    """`blocks`: copies to load. Those that others were loading already count as done when this begins."""
+
+    id: int
+    tenant: str
+    deadline_s: float
+    state: JobState = JobState.RUNNING
+    blocks: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+class Jobs:
+    """The last JOBS_MAX jobs; older ones are not found any more."""
+
+    def __init__(self, shell: Shell, mover: Mover) -> None:
+        self._shell = shell
+        self._mover = mover
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._last = 0
+
+    def prefetch(self, tenant: str, ns: NamespaceId, keys: KeyBatch, *, deadline_s: float) -> Job:
+        """Begin to load what lies only on NVMe. Batches that have not begun at the deadline (wall seconds) are not loaded."""
+        shell = self._shell
+        tasks, _ = shell.catalog.prefetch(ns, keys, TierId.DRAM, shell.now_s())
+        shell.apply()
+        self._last += 1
+        job = Job(self._last, tenant, deadline_s, blocks=len(tasks))
+        self._jobs[job.id] = job
+        if len(self._jobs) > JOBS_MAX:
+            self._jobs.popitem(last=False)
+        self._carry(job, tasks)
+        return job
+
+    def status(self, job: int, tenant: str) -> Job:
+        found = self._jobs.get(job)
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"no such job: job={job}")
+        return found
+
+    def cancel(self, job: int, tenant: str) -> Job:
+        """What has not begun will not be loaded; what is on its way arrives."""
+        found = self.status(job, tenant)
+        if found.state is JobState.RUNNING:
+            found.state = JobState.CANCELLED
+        return found
+
+    def _carry(self, job: Job, tasks: Sequence[CopyTask]) -> None:
+        if not tasks:
+            self._end(job)
+            return
+
+        def is_wanted() -> bool:
+            """Asked in the lane: reads one field, a late answer only loads too much."""
+            if job.state is JobState.RUNNING and self._shell.now_s() > job.deadline_s:
+                job.state = JobState.EXPIRED
+            return job.state is JobState.RUNNING
+
+        def ended(_: CopyTask, is_there: bool) -> None:
+            job.done += is_there
+            job.failed += not is_there
+            self._shell.counts["prefetched_blocks", "done" if is_there else "failed"] += 1
+            if job.done + job.failed == job.blocks:
+                self._end(job)
+
+        self._mover.start(tasks, Urgency.BACKGROUND, is_wanted=is_wanted, ended=ended)
+
+    def _end(self, job: Job) -> None:
+        if job.state is JobState.RUNNING:
+            job.state = JobState.DONE
+        self._shell.events.add(EventKind.JOB_DONE, job=job.id)

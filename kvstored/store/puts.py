@@ -1,0 +1,167 @@
+"""The way of a put: reserve space with a record that says FILLING, commit with checksums, or abort.
+
+Wire columns are the groups that a reservation selected; which those were is kept here for each open fill, because a commit does not
+repeat it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstored.core.calls import Committed, FillStatus, Granted, Reserve, Reserved
+from kvstored.core.catalog import Catalog
+from kvstored.core.types import Layout
+from kvstored.errors import Busy, InvalidArgument
+from kvstored.store.sessions import Session
+from kvstored.store.shell import Shell, fingerprint_bytes
+from kvstored.tiers.record import Record, State
+
+Columns = tuple[int, ...]
+"""Group of each column of the wire's arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFill:
+    """`granted`: groups that its writer has to write."""
+
+    columns: Columns
+    granted: tuple[int, ...]
+    expires_s: float
+
+
+class Puts:
+    """`is_draining` refuses new fills; those that are open may still commit."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._fills: dict[int, OpenFill] = {}
+        self.is_draining = False
+
+    def reserve(
+        self, session: Session, layout: Layout, call: Reserve, columns: Columns
+    ) -> Reserved:
+        return self._reserved(
+            session, layout, call, columns, lambda now_s: self._catalog.reserve(call, now_s)
+        )
+
+    def replace_if(
+        self,
+        session: Session,
+        layout: Layout,
+        call: Reserve,
+        columns: Columns,
+        generations: Sequence[int],
+    ) -> Reserved:
+        """All keys have these generations (0: absent) or Conflict; only in mutable namespaces."""
+        if not layout.spec.mutable:
+            raise InvalidArgument("namespace is not declared mutable: use Reserve")
+        return self._reserved(
+            session,
+            layout,
+            call,
+            columns,
+            lambda now_s: self._catalog.replace_if(call, generations, now_s),
+        )
+
+    def columns_of(self, fill: int) -> Columns:
+        """Groups of the columns of this fill's checksums; none for a fill that is lost."""
+        found = self._fills.get(fill)
+        return found.columns if found else ()
+
+    def commit(
+        self, session: Session, fills: Sequence[int], sums: Sequence[Mapping[int, int]]
+    ) -> list[FillStatus]:
+        """COMMITTED or LOST for each; all shards of a block's required groups make it visible."""
+        shell = self._shell
+        given = [self._checked(fill, mine) for fill, mine in zip(fills, sums, strict=True)]
+        outcomes = self._catalog.commit(session.core, fills, given, shell.now_s())
+        # the records first: an event of what became visible reads them
+        for outcome, mine in zip(outcomes, given, strict=True):
+            if outcome is not None:
+                self._mark_ready(outcome, mine)
+        shell.apply()
+        return [FillStatus.LOST if done is None else FillStatus.COMMITTED for done in outcomes]
+
+    def abort(self, session: Session, fills: Sequence[int]) -> None:
+        for fill in fills:
+            self._fills.pop(fill, None)
+        self._catalog.abort(session.core, fills, self._shell.now_s())
+        self._shell.apply()
+
+    def forget_expired(self) -> None:
+        """Drop what is kept of fills that expired or went with their session."""
+        now_s = self._shell.now_s()
+        for fill in [fill for fill, kept in self._fills.items() if kept.expires_s < now_s]:
+            del self._fills[fill]
+
+    @property
+    def _catalog(self) -> Catalog:
+        return self._shell.catalog
+
+    def _reserved(
+        self,
+        session: Session,
+        layout: Layout,
+        call: Reserve,
+        columns: Columns,
+        reserve: Callable[[float], Reserved],
+    ) -> Reserved:
+        if self.is_draining:
+            raise Busy("the daemon drains and takes no new fills")
+        shell = self._shell
+        now_s = shell.now_s()
+        reserved = reserve(now_s)
+        shell.apply()  # records of what was evicted for this are free before they are written anew
+        records: list[Record] = []
+        for grant in reserved.grants:
+            if grant is None:
+                continue
+            records.extend(_records(session, layout, call.keys.key(grant.key_index), grant, now_s))
+            granted = tuple(piece.group for piece in grant.pieces)
+            self._fills[grant.fill] = OpenFill(columns, granted, now_s + call.ttl_s)
+        shell.tiers.arena.mark_filling(records)
+        for status, sizes in zip(reserved.status, call.sizes, strict=True):
+            shell.counts["reserved_keys", status.name.lower()] += 1
+            if status is FillStatus.PRESENT:
+                shell.counts["shared_bytes", ""] += int(sizes.sum())
+        return reserved
+
+    def _checked(self, fill: int, sums: Mapping[int, int]) -> Mapping[int, int]:
+        found = self._fills.pop(fill, None)
+        if found is None:
+            return {}
+        return {group: sums[group] for group in found.granted}
+
+    def _mark_ready(self, done: Committed, sums: Mapping[int, int]) -> None:
+        self._shell.tiers.arena.mark_ready(
+            [(piece.place, sums[piece.group]) for piece in done.pieces]
+        )
+        self._shell.counts["put_bytes", ""] += sum(piece.length for piece in done.pieces)
+        self._shell.counts["put_blocks", ""] += 1
+
+
+def _records(
+    session: Session, layout: Layout, key: bytes, grant: Granted, now_s: float
+) -> list[Record]:
+    return [
+        Record(
+            digest=layout.digest,
+            key=key,
+            fingerprint=fingerprint_bytes(grant.fingerprint),
+            group=piece.group,
+            shard=piece.shard,
+            place=piece.place,
+            length=piece.length,
+            checksum=0,
+            stored_length=piece.length,
+            stored_checksum=0,
+            generation=piece.generation,
+            parent=fingerprint_bytes(grant.parent),
+            valid_tokens=grant.valid_tokens,
+            depth=grant.depth,
+            last_s=now_s,
+            heat=int(grant.heat),
+            owner_pid=session.pid,
+            state=State.FILLING,
+        )
+        for piece in grant.pieces
+    ]

@@ -1,0 +1,103 @@
+"""The way of an acquire: lease what is in DRAM, bring up what is below, wait, then hand out only what proved to be what was asked for.
+
+Two proofs stand between the books and a HIT: the full key in the arena's record equals the asked one (a fingerprint is only 128 bits),
+and content that was recovered after a restart, or lies where a late writer may still write, hashes to its checksum.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvstored.core.calls import Acquire, Grant, ReadBlock, ReadPiece, ReadStatus, Reason
+from kvstored.core.types import SessionId
+from kvstored.errors import LeaseLost
+from kvstored.store.flights import Flights
+from kvstored.store.lane import Urgency
+from kvstored.store.mover import Mover
+from kvstored.store.shell import Shell
+
+
+class Reads:
+    def __init__(self, shell: Shell, mover: Mover, flights: Flights) -> None:
+        self._shell = shell
+        self._mover = mover
+        self._flights = flights
+
+    async def acquire(self, call: Acquire, *, wait_s: float) -> Grant:
+        """Lease the readable among the keys. Loads that take longer than `wait_s` go on and are PENDING in the answer.
+
+        Cancelled, it gives its lease back; the loads go on, they are worth having.
+        """
+        shell = self._shell
+        acquired = shell.catalog.acquire(call, shell.now_s())
+        shell.apply()
+        self._mover.start(acquired.loads, Urgency.DEMAND)
+        try:
+            await self._flights.wait(acquired.pending, wait_s)
+            grant = shell.catalog.grant(acquired.lease, shell.now_s())
+            shell.apply()
+            if len(grant.blocks) != len(call.keys):
+                raise LeaseLost("the lease ran out while its blocks were being loaded")
+            blocks = await self._proven(call, grant.blocks)
+        except BaseException:
+            # the lease is this caller's claim, not memory that a thread uses: it may go at once
+            self.release(call.session, [acquired.lease])
+            raise
+        if not any(block.status is ReadStatus.HIT for block in blocks):
+            self.release(call.session, [acquired.lease])
+            return Grant(0, blocks)
+        return Grant(grant.lease, blocks)
+
+    def release(self, session: SessionId, leases: Sequence[int]) -> list[bool]:
+        """Whether each lease had ended before."""
+        lost = self._shell.catalog.release(session, leases, self._shell.now_s())
+        self._shell.apply()
+        return lost
+
+    async def _proven(self, call: Acquire, blocks: Sequence[ReadBlock]) -> list[ReadBlock]:
+        proven = [self._with_right_key(call.keys.key(i), block) for i, block in enumerate(blocks)]
+        suspects = [i for i, block in enumerate(proven) if _is_suspect(block)]
+        if not suspects:
+            return proven
+        pieces = [piece for i in suspects for piece in _pieces(proven[i])]
+        bad = await self._bad_copies(pieces)
+        for i in suspects:
+            if any(piece.copy in bad for piece in _pieces(proven[i])):
+                proven[i] = missed(proven[i], Reason.CORRUPT)
+        return proven
+
+    async def _bad_copies(self, pieces: Sequence[ReadPiece]) -> set[int]:
+        """Hash the pieces in the lane; copies that prove good are told to the catalog, bad ones are dropped."""
+        shell = self._shell
+        items = [(piece.place, piece.length, piece.checksum) for piece in pieces]
+        arena = shell.tiers.arena
+        good = await shell.tiers.arena_lane.submit(lambda: arena.verify(items))
+        bad = {piece.copy for piece, is_good in zip(pieces, good, strict=True) if not is_good}
+        for copy in sorted({piece.copy for piece in pieces}):
+            if copy in bad:
+                shell.catalog.drop_copy(copy, Reason.CORRUPT, shell.now_s())
+                shell.counts["corrupt_copies", "dram"] += 1
+            else:
+                shell.catalog.verified(copy)
+        shell.apply()
+        return bad
+
+    def _with_right_key(self, key: bytes, block: ReadBlock) -> ReadBlock:
+        first = next(_pieces(block), None)
+        if first is None or self._shell.tiers.arena.key_at(first.place) == key:
+            return block
+        self._shell.counts["fingerprint_collisions", ""] += 1
+        return missed(block, Reason.NEVER_STORED)
+
+
+def _pieces(block: ReadBlock) -> Iterator[ReadPiece]:
+    return (piece for piece in block.pieces if piece is not None)
+
+
+def _is_suspect(block: ReadBlock) -> bool:
+    return block.status is ReadStatus.HIT and (block.unverified or block.must_verify)
+
+
+def missed(block: ReadBlock, reason: Reason) -> ReadBlock:
+    return replace(
+        block, status=ReadStatus.MISS, pieces=tuple(None for _ in block.pieces), reason=reason
+    )

@@ -1,0 +1,180 @@
+"""The catalog with the tiers whose books it keeps, and the carrying out of its effects.
+
+Every catalog call is followed by `apply`, in the same turn of the loop, before anything else can be granted: space that the catalog
+forgot may be granted by its very next call, so its records must be free by then.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstored.clock import Clock
+from kvstored.core.calls import Fingerprint, Freed, Leased, Reason, Visible
+from kvstored.core.catalog import Catalog
+from kvstored.core.types import Layout, NamespaceId, Place, TierId
+from kvstored.errors import KvstoredError
+from kvstored.metrics import Metrics
+from kvstored.store.events import EventKind, Events
+from kvstored.store.lane import Ended, Lane, Urgency
+from kvstored.tiers.arena import Arena
+from kvstored.tiers.base import Counters, PieceRef, Tier
+from kvstored.tiers.record import Record
+
+DISCARD_BATCH_PIECES = 4096
+
+_KINDS = {
+    Reason.REMOVED: EventKind.REMOVED,
+    Reason.DISCARDED: EventKind.REMOVED,
+    Reason.REPLACED: EventKind.REMOVED,
+    Reason.CORRUPT: EventKind.CORRUPTED,
+}
+_SILENT = (Reason.FILL_LOST, Reason.INCOMPLETE, Reason.IO_ERROR, Reason.NO_SPACE)
+"""Such copies were never readable, so nobody is told that they went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off.
+
+    `flush_disk_counters`: what the NVMe tier has beside `Tier` to keep heat, hits and last use.
+    """
+
+    arena: Arena
+    arena_lane: Lane
+    disk: Tier | None
+    disk_lane: Lane
+    flush_disk_counters: Callable[[Sequence[Counters]], None]
+
+    def tier(self, tier: TierId) -> Tier:
+        if tier is TierId.DRAM:
+            return self.arena
+        assert tier is TierId.NVME, f"no such tier here: tier={tier}"
+        assert self.disk is not None, "the NVMe tier is off"
+        return self.disk
+
+
+class Shell:
+    """`counts` are facts for metrics and stat, by (name, label)."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        tiers: Tiers,
+        events: Events,
+        clock: Clock,
+        metrics: Metrics,
+        report: Callable[[str, BaseException], None],
+    ) -> None:
+        self.catalog = catalog
+        self.tiers = tiers
+        self.events = events
+        self.metrics = metrics
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.layouts: dict[NamespaceId, Layout] = {}
+        self.report = report
+        self._clock = clock
+        self._discards: list[Freed] = []
+        self._discarding = 0
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    @property
+    def discards_waiting(self) -> int:
+        """Copies on NVMe that are forgotten but whose space is not free yet."""
+        return len(self._discards) + self._discarding
+
+    def apply(self, moved: Record | None = None) -> None:
+        """Carry out what the catalog's last call asks for. Discards on NVMe run in the background.
+
+        `moved`: a record of the copy that this call committed, where bytes came from another tier.
+        """
+        freed: list[Place] = []
+        for effect in self.catalog.drain():
+            if isinstance(effect, Freed):
+                self._count_freed(effect)
+                if effect.tier is TierId.DRAM:
+                    self._tell_freed(effect, self.tiers.arena.key_at(effect.pieces[0].place))
+                    freed.extend(piece.place for piece in effect.pieces)
+                else:
+                    self._discards.append(effect)
+            elif isinstance(effect, Leased):
+                self.tiers.arena.set_leased(
+                    [piece.place for piece in effect.pieces], leased=effect.leased
+                )
+            else:
+                self._tell_visible(effect, moved)
+        if freed:
+            self.tiers.arena.mark_free(freed)
+        if self._discards and not self._discarding:
+            self.discard()
+
+    def discard(self) -> None:
+        """Begin the next batch of discards on NVMe unless one is under way. The janitor calls it again after a failure."""
+        if self._discarding or not self._discards:
+            return
+        disk = self.tiers.disk
+        assert disk is not None, "a copy was freed on a tier that is off"
+        batch, pieces = 0, 0
+        while batch < len(self._discards) and pieces < DISCARD_BATCH_PIECES:
+            pieces += len(self._discards[batch].pieces)
+            batch += 1
+        taken, self._discards = self._discards[:batch], self._discards[batch:]
+        items = [item for freed in taken for item in items_of(freed)]
+        try:
+            running = self.tiers.disk_lane.submit(lambda: disk.discard(items), Urgency.BACKGROUND)
+        except KvstoredError:
+            self._discards = taken + self._discards
+            return
+        self._discarding = len(taken)
+        running.when_ended(lambda ended: self._discarded(taken, ended))
+
+    def _discarded(self, taken: list[Freed], ended: Ended[list[Record | None]]) -> None:
+        self._discarding = 0
+        if ended.error is not None:
+            # the records may still be there: the space must not be granted, the janitor tries again
+            self._discards = taken + self._discards
+            self.counts["discard_failures", ""] += 1
+            self.report("discard failed", ended.error)
+            return
+        records = iter(ended.unwrap())
+        for freed in taken:
+            found = [record for _, record in zip(freed.pieces, records, strict=False)]
+            key = next((record.key for record in found if record is not None), b"")
+            self._tell_freed(freed, key)
+            self.catalog.discarded(freed.token)
+        self.apply()
+
+    def _count_freed(self, freed: Freed) -> None:
+        self.counts["forgotten_copies", f"{freed.tier.name.lower()}:{freed.reason}"] += 1
+
+    def _tell_freed(self, freed: Freed, key: bytes) -> None:
+        layout = self.layouts.get(freed.ns)
+        if layout is None or freed.reason in _SILENT:
+            return
+        kind = _KINDS.get(freed.reason, EventKind.EVICTED)
+        self.events.add(kind, digest=layout.digest, key=key, tier=freed.tier)
+
+    def _tell_visible(self, visible: Visible, moved: Record | None) -> None:
+        layout = self.layouts.get(visible.ns)
+        if layout is None or not visible.pieces:
+            return
+        is_load = moved is not None and visible.tier is TierId.DRAM
+        record = moved or self.tiers.arena.record_at(visible.pieces[0].place)
+        self.events.add(
+            EventKind.LOADED if is_load else EventKind.STORED,
+            digest=layout.digest,
+            key=record.key,
+            tier=visible.tier,
+            parent=record.parent,
+            depth_blocks=visible.depth,
+        )
+
+
+def fingerprint_bytes(fingerprint: Fingerprint) -> bytes:
+    return fingerprint[0].to_bytes(8, "little") + fingerprint[1].to_bytes(8, "little")
+
+
+def items_of(freed: Freed) -> Sequence[tuple[PieceRef, Place]]:
+    name = fingerprint_bytes(freed.fingerprint)
+    return [(PieceRef(name, p.group, p.shard), p.place) for p in freed.pieces]

@@ -1,0 +1,194 @@
+"""The store: every verb of the API over the catalog and the tiers. The only place that awaits tiers.
+
+Verbs take and give the core's values; messages are the transport's. A verb that raises or is cancelled leaves nothing half done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.calls import Acquire, Grant, Pinned, ReadStatus
+from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec
+from kvstored.errors import InvalidArgument
+from kvstored.store.clients import Clients
+from kvstored.store.events import EventKind
+from kvstored.store.flights import Flights
+from kvstored.store.jobs import Job, Jobs
+from kvstored.store.mover import Mover
+from kvstored.store.puts import Puts
+from kvstored.store.reads import Reads
+from kvstored.store.registry import Registry
+from kvstored.store.sessions import Session
+from kvstored.store.shell import Shell
+from kvstored.store.survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Times that callers may leave out, and the longest that they may ask for."""
+
+    fill_ttl_s: float = 30.0
+    fill_ttl_max_s: float = 3600.0
+    lease_ttl_s: float = 30.0
+    lease_ttl_max_s: float = 600.0
+    pin_ttl_max_s: float = 7 * 86400.0
+    resume_ttl_s: float = 10.0
+    quarantine_s: float = 60.0
+    load_deadline_s: float = 5.0
+    load_deadline_max_s: float = 600.0
+    piece_bytes_max: int = 1 << 30
+
+    def lease_ttl(self, asked_s: float) -> float:
+        return min(asked_s or self.lease_ttl_s, self.lease_ttl_max_s)
+
+    def fill_ttl(self, asked_s: float) -> float:
+        return min(asked_s or self.fill_ttl_s, self.fill_ttl_max_s)
+
+    def load_wait(self, asked_s: float) -> float:
+        return min(asked_s or self.load_deadline_s, self.load_deadline_max_s)
+
+
+class Store:
+    def __init__(self, shell: Shell, registry: Registry, limits: StoreLimits) -> None:
+        self.shell = shell
+        self.limits = limits
+        self.registry = registry
+        self.flights = Flights()
+        self.mover = Mover(shell, self.flights)
+        self.reads = Reads(shell, self.mover, self.flights)
+        self.puts = Puts(shell)
+        self.jobs = Jobs(shell, self.mover)
+        self.survey = Survey(shell)
+        self.clients = Clients(
+            shell, resume_ttl_s=limits.resume_ttl_s, quarantine_s=limits.quarantine_s
+        )
+
+    # ---- finding
+
+    def match(self, layout: Layout, keys: KeyBatch, last_valid_tokens: int) -> Match:
+        found = self.shell.catalog.match(layout.id, keys, last_valid_tokens, self.shell.now_s())
+        self.shell.apply()
+        self.shell.counts["match_keys", "hit"] += found.hit_blocks
+        self.shell.counts["match_keys", "miss"] += len(keys) - found.hit_blocks
+        self.shell.counts["match_tokens", "hit"] += found.hit_tokens
+        return found
+
+    def locate(
+        self, layout: Layout, keys: KeyBatch
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        return self.shell.catalog.locate(layout.id, keys)
+
+    # ---- reading
+
+    async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
+        grant = await self.reads.acquire(call, wait_s=wait_s)
+        self._count_read(grant, layout)
+        return grant
+
+    def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
+        return self.reads.release(session.core, leases)
+
+    def renew(self, session: Session, leases: Sequence[int], ttl_s: float) -> list[bool]:
+        lost = self.shell.catalog.renew(
+            session.core, leases, self.limits.lease_ttl(ttl_s), self.shell.now_s()
+        )
+        self.shell.apply()
+        return lost
+
+    # ---- keeping
+
+    def pin(
+        self, session: Session, layout: Layout, keys: KeyBatch, *, hard: bool, ttl_s: float
+    ) -> Pinned:
+        if not 0 < ttl_s <= self.limits.pin_ttl_max_s:
+            raise InvalidArgument(
+                f"a pin needs a time to live: ttl_s={ttl_s} max={self.limits.pin_ttl_max_s:.0f}"
+            )
+        pinned = self.shell.catalog.pin(
+            session.core, layout.id, keys, hard=hard, ttl_s=ttl_s, now_s=self.shell.now_s()
+        )
+        self.shell.apply()
+        return pinned
+
+    def unpin(self, pin: int) -> bool:
+        found = self.shell.catalog.unpin(pin, self.shell.now_s())
+        self.shell.apply()
+        return found
+
+    def prefetch(self, session: Session, layout: Layout, keys: KeyBatch, wait_s: float) -> Job:
+        deadline_s = self.shell.now_s() + self.limits.load_wait(wait_s)
+        return self.jobs.prefetch(session.tenant, layout.id, keys, deadline_s=deadline_s)
+
+    # ---- the life of a request
+
+    def begin_request(
+        self, session: Session, layout: Layout, keys: KeyBatch, request_id: bytes
+    ) -> Match:
+        now_s = self.shell.now_s()
+        self.shell.catalog.begin_request(session.core, request_id, layout.id, keys, now_s)
+        self.shell.apply()
+        return self.match(layout, keys, 0)
+
+    def request_layout(self, session: Session, request_id: bytes) -> Layout:
+        return self.shell.layouts[self.shell.catalog.request_namespace(session.core, request_id)]
+
+    def extend_request(self, session: Session, request_id: bytes, keys: KeyBatch) -> int:
+        blocks = self.shell.catalog.extend_request(
+            session.core, request_id, keys, self.shell.now_s()
+        )
+        self.shell.apply()
+        return blocks
+
+    def complete_request(self, session: Session, request_id: bytes, *, discard: bool) -> int:
+        """Blocks that were dropped: with `discard`, those that nobody else shares."""
+        dropped = self.shell.catalog.complete_request(
+            session.core, request_id, discard, self.shell.now_s()
+        )
+        self.shell.apply()
+        return dropped
+
+    # ---- forgetting and touching
+
+    def remove(self, layout: Layout, keys: KeyBatch) -> int:
+        blocks = self.shell.catalog.remove(layout.id, keys, self.shell.now_s())
+        self.shell.apply()
+        return blocks
+
+    def clear(self, layout: Layout) -> int:
+        blocks = self.shell.catalog.clear(layout.id, self.shell.now_s())
+        self.shell.apply()
+        self.shell.events.add(EventKind.CLEARED, digest=layout.digest)
+        return blocks
+
+    def touch(self, layout: Layout, keys: KeyBatch) -> int:
+        blocks = self.shell.catalog.touch(layout.id, keys, self.shell.now_s())
+        self.shell.apply()
+        return blocks
+
+    def report(self, layout: Layout, keys: KeyBatch, scores: Sequence[float]) -> int:
+        """What the engine's attention selected (score above 0) counts as touched; the rest sinks by not being touched."""
+        chosen = [i for i, score in enumerate(scores) if score > 0]
+        packed = b"".join(keys.key(i) for i in chosen)
+        return self.touch(layout, KeyBatch(packed, keys.key_bytes, keys.fingerprints[chosen]))
+
+    def _count_read(self, grant: Grant, layout: Layout) -> None:
+        counts, tokens = self.shell.counts, layout.spec.block_tokens
+        for i, block in enumerate(grant.blocks):
+            status = block.status.name.lower()
+            tier = block.tier.name.lower()
+            is_miss = block.status is ReadStatus.MISS
+            counts[f"read_keys_{status}", block.reason.value if is_miss else tier] += 1
+            counts["read_tokens", status] += tokens
+            if is_miss:
+                counts["miss_tokens", block.reason.value] += tokens
+            elif block.status is ReadStatus.HIT:
+                counts["hit_tokens", tier] += tokens
+                counts["read_bytes", ""] += sum(p.length for p in block.pieces if p is not None)
+                counts["flops_saved", ""] += _flops(layout.spec, first=i * tokens, tokens=tokens)
+
+
+def _flops(spec: NamespaceSpec, *, first: int, tokens: int) -> int:
+    """Prefill FLOPs of a run of tokens, taking a call's first key for a sequence's first block."""
+    return int(tokens * (spec.flops_base + spec.flops_slope * (first + tokens / 2)))

@@ -1,0 +1,180 @@
+"""Requests as messages -> what the store is asked, checked. Whatever is wrong with a message ends here as InvalidArgument or NotFound.
+
+Nothing here changes anything: a call whose message is bad has done nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core import keys as block_keys
+from kvstored.core.calls import Acquire, Parents, Reserve
+from kvstored.core.groups import expected_bytes, valid_tokens_of
+from kvstored.core.types import KeyBatch, Layout, NamespaceSpec
+from kvstored.errors import InvalidArgument
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.store.sessions import Session
+from kvstored.store.store import Store
+from kvstored.transport.caller import Caller
+from kvstored.wire.packing import mask_of, selected_groups, unpack_table, unpack_u64
+
+REQUEST_ID_BYTES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A reservation, whole and checked."""
+
+    session: Session
+    layout: Layout
+    columns: tuple[int, ...]
+    call: Reserve
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    session: Session
+    layout: Layout
+    columns: tuple[int, ...]
+    call: Acquire
+    wait_s: float
+
+
+class Asked:
+    """Reads messages against the sessions and namespaces of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def session(self, token: bytes, caller: Caller) -> Session:
+        return self._store.clients.use(token, tenant=caller.tenant)
+
+    def layout(self, digest: bytes, caller: Caller) -> Layout:
+        return self._store.registry.get(digest, tenant=caller.tenant)
+
+    def put(self, request: pb.ReserveRequest, caller: Caller) -> Put:
+        session = self.session(request.session, caller)
+        layout = self.layout(request.namespace, caller)
+        keys, parents = keys_and_parents(layout, request.keys)
+        columns = selected_groups(request.groups, layout.spec)
+        sizes = sizes_of(request.sizes, layout.spec, columns, len(keys), request.last_valid_tokens)
+        call = Reserve(
+            session=session.core,
+            ns=layout.id,
+            shard=request.shard,
+            keys=keys,
+            parents=parents,
+            groups_mask=mask_of(columns),
+            sizes=sizes,
+            last_valid_tokens=request.last_valid_tokens,
+            ttl_s=self._store.limits.fill_ttl(request.fill_ttl_ms / 1000),
+            request_id=request_id_of(request.request_id),
+        )
+        return Put(session, layout, columns, call)
+
+    def get(self, request: pb.AcquireRequest, caller: Caller) -> Get:
+        session = self.session(request.session, caller)
+        layout = self.layout(request.namespace, caller)
+        columns = selected_groups(request.groups, layout.spec)
+        call = Acquire(
+            session=session.core,
+            ns=layout.id,
+            shard=request.shard,
+            keys=keys_of(layout, request.keys),
+            groups_mask=mask_of(columns),
+            ttl_s=self._store.limits.lease_ttl(request.lease_ttl_ms / 1000),
+        )
+        wait_s = (
+            0.0 if request.no_wait else self._store.limits.load_wait(request.deadline_ms / 1000)
+        )
+        return Get(session, layout, columns, call, wait_s)
+
+
+def keys_of(layout: Layout, keys: pb.Keys) -> KeyBatch:
+    packed, key_bytes = _mixed(layout, keys, keys.packed)
+    return block_keys.key_batch(packed, key_bytes, layout.seed)
+
+
+def keys_and_parents(layout: Layout, keys: pb.Keys) -> tuple[KeyBatch, Parents]:
+    """The parents of consecutive keys are the keys before them; `parents` or `unchained` say otherwise."""
+    batch = keys_of(layout, keys)
+    count = len(batch)
+    fingerprints = np.zeros((count, 2), dtype=np.uint64)
+    known = np.zeros(count, dtype=np.bool_)
+    if keys.parents:
+        if len(keys.parents) != len(keys.packed):
+            raise InvalidArgument(
+                f"one parent a key: parents_bytes={len(keys.parents)} keys_bytes={len(keys.packed)}"
+            )
+        known[:] = np.frombuffer(keys.parents, dtype=np.uint8).reshape(count, -1).any(axis=1)
+        packed, key_bytes = _mixed(layout, keys, keys.parents)
+        fingerprints[:] = block_keys.key_batch(packed, key_bytes, layout.seed).fingerprints
+        return batch, Parents(fingerprints, known)
+    if count and not keys.unchained:
+        fingerprints[1:] = batch.fingerprints[:-1]
+        known[1:] = True
+    if count and keys.parent:
+        if len(keys.parent) != keys.key_bytes:
+            raise InvalidArgument(
+                f"the parent has another length than the keys: bytes={len(keys.parent)} "
+                f"key_bytes={keys.key_bytes}"
+            )
+        packed, key_bytes = _mixed(layout, keys, keys.parent)
+        fingerprints[0] = block_keys.key_batch(packed, key_bytes, layout.seed).fingerprints[0]
+        known[0] = True
+    return batch, Parents(fingerprints, known)
+
+
+def sizes_of(
+    packed: bytes, spec: NamespaceSpec, columns: tuple[int, ...], keys: int, last_valid_tokens: int
+) -> NDArray[np.uint64]:
+    """Bytes of every piece: 0 (not put) or what the namespace says a piece of so many tokens has; empty for all of them."""
+    valid_tokens = valid_tokens_of(spec, last_valid_tokens)
+    tokens = spec.block_tokens
+    groups = [spec.groups[g] for g in columns]
+    expected = np.empty((keys, len(columns)), dtype=np.uint64)
+    if keys:
+        expected[:] = [expected_bytes(group, tokens, tokens) for group in groups]
+        expected[-1] = [expected_bytes(group, valid_tokens, tokens) for group in groups]
+    if not packed:
+        return expected
+    sizes = unpack_table(packed, "sizes", keys, len(columns))
+    wrong = np.argwhere((sizes != 0) & (sizes != expected))
+    if len(wrong):
+        i, column = wrong[0].tolist()
+        raise InvalidArgument(
+            f"a piece has a wrong size: key={i} group={groups[column].name!r} "
+            f"bytes={sizes[i, column]} expected={expected[i, column]}"
+        )
+    return sizes
+
+
+def sums_of(packed: bytes, columns: list[tuple[int, ...]]) -> list[dict[int, int]]:
+    """Checksums by group of each fill; `columns` of a lost fill is empty and gets none."""
+    if not columns:
+        return []
+    values = unpack_u64(packed, "checksums")
+    width, rest = divmod(len(values), len(columns))
+    if rest or any(mine and len(mine) != width for mine in columns):
+        raise InvalidArgument(
+            f"one checksum for each group of each fill: fills={len(columns)} checksums={len(values)}"
+        )
+    rows = values.reshape(len(columns), width).tolist()
+    return [dict(zip(mine, row, strict=False)) for mine, row in zip(columns, rows, strict=True)]
+
+
+def request_id_of(given: bytes) -> bytes:
+    if len(given) > REQUEST_ID_BYTES_MAX:
+        raise InvalidArgument(
+            f"a request id is too long: bytes={len(given)} max={REQUEST_ID_BYTES_MAX}"
+        )
+    return given
+
+
+def _mixed(layout: Layout, keys: pb.Keys, packed: bytes) -> tuple[bytes, int]:
+    """Opaque keys under the request's extra keys become other keys: salts and LoRAs never share a block."""
+    if not keys.extra_keys:
+        return packed, keys.key_bytes
+    root = block_keys.root(layout.digest, list(keys.extra_keys))
+    return block_keys.mix_batch(root, packed, keys.key_bytes), block_keys.DIGEST_BYTES

@@ -1,0 +1,204 @@
+"""The methods that look inside: stat, tree, leases, explain, verify, events."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvstored import __version__
+from kvstored.core.calls import Holding, TierUse
+from kvstored.core.types import UNIT_BYTES, Fingerprints, TierId
+from kvstored.errors import InvalidArgument
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.store.store import Store
+from kvstored.transport.answers import event_message, explanation_message, tree_message
+from kvstored.transport.asked import Asked, keys_of
+from kvstored.transport.caller import Caller
+
+NODES_MAX = 10_000
+HOLDINGS_MAX = 10_000
+EVENTS_MAX = 4_096
+WAIT_S_MAX = 60.0
+VERIFY_PIECES_MAX = 4_096
+EXPLAIN_KEYS_MAX = 1_024
+
+Answer = Callable[[Any, Caller], Awaitable[Message]]
+"""Any: each takes the request class that the method table names for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierFacts:
+    """What a tier says of itself beside the books: `state` is on, read-only or off."""
+
+    state: str
+    codec: str = "raw"
+    recovered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the daemon knows and the store does not."""
+
+    keeper_pid: int
+    policy: str
+    state: Callable[[], str]
+    uptime_s: Callable[[], float]
+    tier_facts: Callable[[TierId], TierFacts]
+
+
+class Inspection:
+    def __init__(self, store: Store, around: Surroundings) -> None:
+        self._store = store
+        self._around = around
+        self._asked = Asked(store)
+
+    def answers(self) -> dict[str, Answer]:
+        return {
+            "Stat": self._stat,
+            "Tree": self._tree,
+            "Leases": self._leases,
+            "Explain": self._explain,
+            "Verify": self._verify,
+            "PollEvents": self._poll_events,
+        }
+
+    async def _stat(self, request: pb.StatRequest, caller: Caller) -> pb.StatResponse:
+        shell = self._store.shell
+        counts = shell.catalog.counts
+        return pb.StatResponse(
+            version=__version__,
+            daemon_pid=os.getpid(),
+            keeper_pid=self._around.keeper_pid,
+            front_pid=self._store.clients.front_pid(),
+            epoch=shell.events.epoch,
+            uptime_s=self._around.uptime_s(),
+            state=self._around.state(),
+            tiers=[self._tier_message(use) for use in shell.catalog.tier_use()],
+            blocks=shell.catalog.blocks,
+            tree_nodes=counts["tree_nodes"],
+            sessions=len(self._store.clients.sessions),
+            leases=counts["leases"],
+            fills=counts["fills"],
+            pins=counts["pins"],
+            requests=counts["requests"],
+            recovering=bool(shell.catalog.recovering),
+            counters={_counter(name): float(count) for name, count in shell.counts.items()},
+            policy=self._around.policy,
+        )
+
+    def _tier_message(self, use: TierUse) -> pb.TierStat:
+        facts = self._around.tier_facts(use.tier)
+        counts = self._store.shell.counts
+        stored = counts["stored_bytes", ""]
+        written = counts["copy_bytes", "dram:nvme"]
+        return pb.TierStat(
+            name=use.tier.name.lower(),
+            capacity_bytes=use.capacity_units * UNIT_BYTES,
+            granted_bytes=use.granted_units * UNIT_BYTES,
+            used_bytes=use.used_units * UNIT_BYTES,
+            copies=use.copies,
+            dirty_copies=use.dirty_copies,
+            leased_bytes=use.leased_units * UNIT_BYTES,
+            pinned_bytes=use.pinned_units * UNIT_BYTES,
+            quarantined_bytes=use.quarantined_units * UNIT_BYTES,
+            fragmentation=use.fragmentation,
+            state=facts.state,
+            recovered=facts.recovered,
+            codec=facts.codec,
+            codec_ratio=written / stored if use.tier is TierId.NVME and stored else 1.0,
+        )
+
+    async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:
+        """Of one namespace or of all; with keys only the nodes that begin with one of them."""
+        shell = self._store.shell
+        limit = min(request.nodes_max or NODES_MAX, NODES_MAX)
+        ns, wanted = None, set[tuple[int, int]]()
+        if request.namespace:
+            layout = self._asked.layout(request.namespace, caller)
+            ns = layout.id
+            if request.HasField("keys"):
+                wanted = _names(keys_of(layout, request.keys).fingerprints)
+        nodes, is_cut = shell.catalog.tree_nodes(ns, limit)
+        return pb.TreeResponse(
+            nodes=[
+                tree_message(node, shell.layouts[node.ns])
+                for node in nodes
+                if node.ns in shell.layouts and (not wanted or node.head in wanted)
+            ],
+            cut=is_cut,
+        )
+
+    async def _leases(self, request: pb.LeasesRequest, caller: Caller) -> pb.LeasesResponse:
+        limit = min(request.max or HOLDINGS_MAX, HOLDINGS_MAX)
+        holdings, is_cut = self._store.shell.catalog.holdings(limit)
+        now_s = self._store.shell.now_s()
+        leases = [self._holding_message(holding, now_s) for holding in holdings]
+        return pb.LeasesResponse(leases=leases, cut=is_cut)
+
+    def _holding_message(self, holding: Holding, now_s: float) -> pb.LeaseInfo:
+        session = self._store.clients.sessions.of_core(holding.session)
+        return pb.LeaseInfo(
+            kind=holding.kind,
+            id=holding.id,
+            client=session.client if session else "",
+            blocks=holding.blocks,
+            bytes=holding.units * UNIT_BYTES,
+            age_s=now_s - holding.begun_s,
+            expires_in_s=holding.expires_s - now_s if holding.expires_s else 0.0,
+            state=holding.state,
+        )
+
+    async def _explain(self, request: pb.ExplainRequest, caller: Caller) -> pb.ExplainResponse:
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        if len(keys) > EXPLAIN_KEYS_MAX:
+            raise InvalidArgument(f"too many keys: keys={len(keys)} max={EXPLAIN_KEYS_MAX}")
+        return pb.ExplainResponse(
+            keys=[
+                explanation_message(keys.key(i), self._store.survey.explain(layout, keys.key(i)))
+                for i in range(len(keys))
+            ]
+        )
+
+    async def _verify(self, request: pb.VerifyRequest, caller: Caller) -> pb.VerifyResponse:
+        digest = request.namespace
+        if digest:
+            digest = self._asked.layout(digest, caller).digest
+        limit = min(request.blocks_max or VERIFY_PIECES_MAX, VERIFY_PIECES_MAX)
+        verified = await self._store.survey.verify(digest, request.cursor, limit)
+        return pb.VerifyResponse(
+            cursor=verified.cursor,
+            done=verified.is_done,
+            blocks=verified.pieces,
+            bytes=verified.size_bytes,
+            corrupt=verified.corrupt,
+            blocks_total=self._store.shell.catalog.blocks,
+        )
+
+    async def _poll_events(
+        self, request: pb.PollEventsRequest, caller: Caller
+    ) -> pb.PollEventsResponse:
+        events = self._store.shell.events
+        polled = await events.poll(
+            epoch=request.epoch,
+            cursor=request.cursor,
+            events_max=min(request.events_max or EVENTS_MAX, EVENTS_MAX),
+            wait_s=min(request.wait_ms / 1000, WAIT_S_MAX),
+        )
+        return pb.PollEventsResponse(
+            events=[event_message(event, events.epoch) for event in polled.events],
+            epoch=events.epoch,
+            cursor=polled.cursor,
+            lost=polled.lost,
+        )
+
+
+def _counter(key: tuple[str, str]) -> str:
+    name, label = key
+    return f"{name}:{label}" if label else name
+
+
+def _names(fingerprints: Fingerprints) -> set[tuple[int, int]]:
+    return {(low, high) for low, high in fingerprints.tolist()}

@@ -1,0 +1,383 @@
+"""Every unary method of the API: a message is read and checked, the store is asked, the answer is a message.
+
+Verbs that move or keep blocks are here; `inspection.py` has those that look inside. Errors are the store's and pass through as they are.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvstored import __version__
+from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
+from kvstored.errors import Busy, InvalidArgument, KvstoredError
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.store.clients import Peer, Wish
+from kvstored.store.store import Store
+from kvstored.transport.answers import (
+    acquire_message,
+    job_message,
+    match_message,
+    refused_message,
+    reserve_message,
+)
+from kvstored.transport.asked import Asked, Put, keys_of, request_id_of, sums_of
+from kvstored.transport.caller import Caller
+from kvstored.transport.inspection import Inspection
+from kvstored.wire.namespaces import message_of, spec_of
+from kvstored.wire.packing import pack_u8, pack_u64, unpack_u64
+
+PROTOCOL = 1
+INTERNAL = "internal"
+"""How an error without a class of its own is counted."""
+HANDLES_MAX = 65_536
+"""Fills or leases in one call."""
+
+Answer = Callable[[Any, Caller], Awaitable[Message]]
+"""Any: each takes the request class that the method table names for it."""
+
+
+class StoreService:
+    """The transport's Service over one store. Runs on its loop."""
+
+    def __init__(self, store: Store, inspection: Inspection) -> None:
+        self._store = store
+        self._asked = Asked(store)
+        self._answers: dict[str, Answer] = {
+            "OpenSession": self._open_session,
+            "KeepAlive": self._keep_alive,
+            "CloseSession": self._close_session,
+            "OpenNamespace": self._open_namespace,
+            "ListNamespaces": self._list_namespaces,
+            "RetireNamespace": self._retire_namespace,
+            "RemoveNamespace": self._remove_namespace,
+            "Match": self._match,
+            "Locate": self._locate,
+            "Reserve": self._reserve,
+            "Commit": self._commit,
+            "Abort": self._abort,
+            "ReplaceIf": self._replace_if,
+            "Acquire": self._acquire,
+            "Renew": self._renew,
+            "Release": self._release,
+            "Pin": self._pin,
+            "Unpin": self._unpin,
+            "Prefetch": self._prefetch,
+            "JobStatus": self._job_status,
+            "CancelJob": self._cancel_job,
+            "BeginRequest": self._begin_request,
+            "ExtendRequest": self._extend_request,
+            "CompleteRequest": self._complete_request,
+            "Remove": self._remove,
+            "Clear": self._clear,
+            "Touch": self._touch,
+            "Report": self._report,
+            "Segment": self._segment,
+            **inspection.answers(),
+        }
+
+    async def call(self, method: str, request: Message, caller: Caller) -> Message:
+        answer = self._answers.get(method)
+        if answer is None:
+            raise InvalidArgument(f"no such method here: method={method!r}")
+        loop, metrics = asyncio.get_running_loop(), self._store.shell.metrics
+        begun_s = loop.time()
+        try:
+            return await answer(request, caller)
+        except KvstoredError as error:
+            metrics.request_errors[type(error).__name__].inc()
+            raise
+        except Exception:
+            metrics.request_errors[INTERNAL].inc()
+            raise
+        finally:
+            metrics.request_seconds[method].observe(loop.time() - begun_s)
+
+    def segment_fd(self, segment: int, caller: Caller) -> int:
+        return self._store.shell.tiers.arena.segment_fd(segment)
+
+    def connected(self, caller: Caller) -> None:
+        pass
+
+    def disconnected(self, caller: Caller) -> None:
+        self._store.clients.disconnected(caller.connection_id)
+
+    # ---- sessions
+
+    async def _open_session(
+        self, request: pb.OpenSessionRequest, caller: Caller
+    ) -> pb.OpenSessionResponse:
+        if request.protocol not in (0, PROTOCOL):
+            raise InvalidArgument(
+                f"unknown protocol: protocol={request.protocol} known={PROTOCOL}; upgrade the older side"
+            )
+        wish = Wish(
+            client=request.client,
+            resume_token=request.resume_token,
+            resume_ttl_s=request.resume_ttl_ms / 1000,
+            is_detached=request.detached,
+        )
+        peer = Peer(caller.connection_id, caller.pid, caller.tenant)
+        session, is_resumed = self._store.clients.open(peer, wish)
+        return pb.OpenSessionResponse(
+            token=session.token,
+            epoch=self._store.shell.events.epoch,
+            resumed=is_resumed,
+            resume_ttl_ms=int(session.resume_ttl_s * 1000),
+            keys_max=BATCH_KEYS_MAX,
+            piece_bytes_max=self._store.limits.piece_bytes_max,
+            daemon_pid=os.getpid(),
+            version=__version__,
+            quarantined=self._store.shell.catalog.has_quarantine(session.core),
+        )
+
+    async def _keep_alive(
+        self, request: pb.KeepAliveRequest, caller: Caller
+    ) -> pb.KeepAliveResponse:
+        session = self._asked.session(request.session, caller)
+        now_s = self._store.shell.now_s()
+        ends_s = session.expires_s if session.expires_s != inf else now_s + session.resume_ttl_s
+        return pb.KeepAliveResponse(
+            epoch=self._store.shell.events.epoch, session_expires_unix_ms=int(ends_s * 1000)
+        )
+
+    async def _close_session(
+        self, request: pb.CloseSessionRequest, caller: Caller
+    ) -> pb.CloseSessionResponse:
+        self._store.clients.close(self._asked.session(request.session, caller))
+        return pb.CloseSessionResponse()
+
+    # ---- namespaces
+
+    async def _open_namespace(
+        self, request: pb.OpenNamespaceRequest, caller: Caller
+    ) -> pb.OpenNamespaceResponse:
+        spec = spec_of(request.namespace, caller_tenant=caller.tenant)
+        if spec.tenant != caller.tenant:
+            raise InvalidArgument(f"namespace of another tenant: tenant={spec.tenant!r}")
+        opened = await self._store.registry.open(spec, supersede=request.supersede)
+        return pb.OpenNamespaceResponse(
+            digest=opened.layout.digest,
+            namespace=message_of(opened.layout.spec),
+            created=opened.created,
+        )
+
+    async def _list_namespaces(
+        self,
+        request: pb.ListNamespacesRequest,
+        caller: Caller,
+    ) -> pb.ListNamespacesResponse:
+        return pb.ListNamespacesResponse(
+            namespaces=[
+                self._namespace_message(layout, is_retired)
+                for layout, is_retired in self._store.registry.list(tenant=caller.tenant)
+            ]
+        )
+
+    def _namespace_message(self, layout: Layout, is_retired: bool) -> pb.NamespaceInfo:
+        blocks, units = self._store.shell.catalog.namespace_use(layout.id)
+        return pb.NamespaceInfo(
+            digest=layout.digest,
+            namespace=message_of(layout.spec),
+            alias=f"{layout.spec.model}@{layout.spec.revision}",
+            retired=is_retired,
+            blocks=blocks,
+            tier_bytes=[each * UNIT_BYTES for each in units],
+        )
+
+    async def _retire_namespace(
+        self, request: pb.RetireNamespaceRequest, caller: Caller
+    ) -> pb.RetireNamespaceResponse:
+        await self._store.registry.retire(request.namespace, tenant=caller.tenant)
+        return pb.RetireNamespaceResponse()
+
+    async def _remove_namespace(
+        self, request: pb.RemoveNamespaceRequest, caller: Caller
+    ) -> pb.RemoveNamespaceResponse:
+        blocks = await self._store.registry.remove(request.namespace, tenant=caller.tenant)
+        return pb.RemoveNamespaceResponse(blocks=blocks)
+
+    # ---- finding
+
+    async def _match(self, request: pb.MatchRequest, caller: Caller) -> pb.MatchResponse:
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        return match_message(self._store.match(layout, keys, request.last_valid_tokens))
+
+    async def _locate(self, request: pb.LocateRequest, caller: Caller) -> pb.LocateResponse:
+        layout = self._asked.layout(request.namespace, caller)
+        tiers, generations = self._store.locate(layout, keys_of(layout, request.keys))
+        return pb.LocateResponse(tiers=pack_u8(tiers), generations=pack_u64(generations))
+
+    # ---- put
+
+    async def _reserve(self, request: pb.ReserveRequest, caller: Caller) -> pb.ReserveResponse:
+        return self._reserved(self._asked.put(request, caller))
+
+    async def _replace_if(self, request: pb.ReplaceIfRequest, caller: Caller) -> pb.ReserveResponse:
+        put = self._asked.put(request.reserve, caller)
+        generations = unpack_u64(request.generations, "generations", len(put.call.keys))
+        reserved = self._store.puts.replace_if(
+            put.session, put.layout, put.call, put.columns, generations.tolist()
+        )
+        return reserve_message(reserved, put.columns)
+
+    async def _commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
+        session = self._asked.session(request.session, caller)
+        fills = _handles(request.fills, "fills")
+        sums = sums_of(request.checksums, [self._store.puts.columns_of(fill) for fill in fills])
+        # the next reservation is checked before anything is done: a bad one must not hide what became of the fills
+        following = self._asked.put(request.next, caller) if request.HasField("next") else None
+        status = self._store.puts.commit(session, fills, sums)
+        response = pb.CommitResponse(status=pack_u8([int(each) for each in status]))
+        if following is not None:
+            response.next.CopyFrom(self._reserved_if_possible(following))
+        return response
+
+    async def _abort(self, request: pb.AbortRequest, caller: Caller) -> pb.AbortResponse:
+        session = self._asked.session(request.session, caller)
+        self._store.puts.abort(session, _handles(request.fills, "fills"))
+        return pb.AbortResponse()
+
+    def _reserved(self, put: Put) -> pb.ReserveResponse:
+        reserved = self._store.puts.reserve(put.session, put.layout, put.call, put.columns)
+        return reserve_message(reserved, put.columns)
+
+    def _reserved_if_possible(self, put: Put) -> pb.ReserveResponse:
+        try:
+            return self._reserved(put)
+        except (Busy, InvalidArgument):
+            return refused_message(len(put.call.keys), put.columns)
+
+    # ---- get
+
+    async def _acquire(self, request: pb.AcquireRequest, caller: Caller) -> pb.AcquireResponse:
+        get = self._asked.get(request, caller)
+        lost = self._store.release(get.session, _handles(request.release, "release"))
+        grant = await self._store.acquire(get.call, get.layout, wait_s=get.wait_s)
+        response = acquire_message(grant, len(get.columns))
+        response.released_lost = pack_u8(lost)
+        return response
+
+    async def _renew(self, request: pb.RenewRequest, caller: Caller) -> pb.RenewResponse:
+        session = self._asked.session(request.session, caller)
+        leases = _handles(request.leases, "leases")
+        lost = self._store.renew(session, leases, request.lease_ttl_ms / 1000)
+        return pb.RenewResponse(lost=pack_u8(lost))
+
+    async def _release(self, request: pb.ReleaseRequest, caller: Caller) -> pb.ReleaseResponse:
+        session = self._asked.session(request.session, caller)
+        lost = self._store.release(session, _handles(request.leases, "leases"))
+        return pb.ReleaseResponse(lost=pack_u8(lost))
+
+    # ---- pins, prefetch
+
+    async def _pin(self, request: pb.PinRequest, caller: Caller) -> pb.PinResponse:
+        session = self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        is_hard = request.strength == pb.HARD
+        pinned = self._store.pin(session, layout, keys, hard=is_hard, ttl_s=float(request.ttl_s))
+        return pb.PinResponse(pin=pinned.pin, blocks=pinned.blocks, bytes=pinned.bytes)
+
+    async def _unpin(self, request: pb.UnpinRequest, caller: Caller) -> pb.UnpinResponse:
+        return pb.UnpinResponse(found=self._store.unpin(request.pin))
+
+    async def _prefetch(self, request: pb.PrefetchRequest, caller: Caller) -> pb.PrefetchResponse:
+        session = self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        if request.tier not in ("", TierId.DRAM.name.lower()):
+            raise InvalidArgument(f"blocks are prefetched to dram: tier={request.tier!r}")
+        keys = keys_of(layout, request.keys)
+        job = self._store.prefetch(session, layout, keys, request.deadline_ms / 1000)
+        return pb.PrefetchResponse(job=job.id, blocks=job.blocks)
+
+    async def _job_status(
+        self, request: pb.JobStatusRequest, caller: Caller
+    ) -> pb.JobStatusResponse:
+        return job_message(self._store.jobs.status(request.job, caller.tenant))
+
+    async def _cancel_job(
+        self, request: pb.CancelJobRequest, caller: Caller
+    ) -> pb.JobStatusResponse:
+        return job_message(self._store.jobs.cancel(request.job, caller.tenant))
+
+    # ---- requests
+
+    async def _begin_request(
+        self, request: pb.BeginRequestRequest, caller: Caller
+    ) -> pb.BeginRequestResponse:
+        session = self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        name = request_id_of(request.request_id) or os.urandom(16)
+        found = self._store.begin_request(session, layout, keys, name)
+        return pb.BeginRequestResponse(request_id=name, match=match_message(found))
+
+    async def _extend_request(
+        self, request: pb.ExtendRequestRequest, caller: Caller
+    ) -> pb.ExtendRequestResponse:
+        session = self._asked.session(request.session, caller)
+        name = request_id_of(request.request_id)
+        layout = self._store.request_layout(session, name)
+        blocks = self._store.extend_request(session, name, keys_of(layout, request.keys))
+        return pb.ExtendRequestResponse(blocks=blocks)
+
+    async def _complete_request(
+        self, request: pb.CompleteRequestRequest, caller: Caller
+    ) -> pb.CompleteRequestResponse:
+        session = self._asked.session(request.session, caller)
+        is_discard = request.outcome == pb.DISCARD
+        name = request_id_of(request.request_id)
+        dropped = self._store.complete_request(session, name, discard=is_discard)
+        return pb.CompleteRequestResponse(dropped_blocks=dropped)
+
+    # ---- forgetting and touching
+
+    async def _remove(self, request: pb.RemoveRequest, caller: Caller) -> pb.RemoveResponse:
+        layout = self._asked.layout(request.namespace, caller)
+        return pb.RemoveResponse(blocks=self._store.remove(layout, keys_of(layout, request.keys)))
+
+    async def _clear(self, request: pb.ClearRequest, caller: Caller) -> pb.ClearResponse:
+        if request.namespace:
+            layouts = [self._asked.layout(request.namespace, caller)]
+        else:
+            layouts = [layout for layout, _ in self._store.registry.list(tenant=caller.tenant)]
+        return pb.ClearResponse(blocks=sum(self._store.clear(layout) for layout in layouts))
+
+    async def _touch(self, request: pb.TouchRequest, caller: Caller) -> pb.TouchResponse:
+        self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        return pb.TouchResponse(blocks=self._store.touch(layout, keys_of(layout, request.keys)))
+
+    async def _report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
+        """Advisory: a block that the engine selected (score above 0) counts as touched."""
+        self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        if len(request.scores) != len(keys) or request.group >= len(layout.spec.groups):
+            raise InvalidArgument(
+                f"one score a key of a known group: scores={len(request.scores)} keys={len(keys)} "
+                f"group={request.group} groups={len(layout.spec.groups)}"
+            )
+        return pb.ReportResponse(blocks=self._store.report(layout, keys, list(request.scores)))
+
+    # ---- the local channel
+
+    async def _segment(self, request: pb.SegmentRequest, caller: Caller) -> pb.SegmentResponse:
+        arena = self._store.shell.tiers.arena
+        return pb.SegmentResponse(
+            segment=request.segment,
+            bytes=os.fstat(arena.segment_fd(request.segment)).st_size,
+            incarnation=self._store.shell.events.epoch,
+        )
+
+
+def _handles(packed: bytes, name: str) -> list[int]:
+    values = unpack_u64(packed, name)
+    if len(values) > HANDLES_MAX:
+        raise InvalidArgument(f"too many in one call: field={name} count={len(values)}")
+    return [int(value) for value in values.tolist()]
