@@ -311,15 +311,19 @@ class Arena:
     ) -> tuple[list[Place], NDArray[np.intp]]:
         """The places of those candidates (indexes into rows) that are whole, and which they are."""
         sound = candidates[layout.checked(rows[candidates])]
+        heads = rows[sound]
+        columns = (
+            sound.tolist(),
+            heads["extent_units"].tolist(),
+            heads["next_segment"].tolist(),
+            heads["place_checksum"].tolist(),
+        )
         places: list[Place] = []
         kept: list[int] = []
-        units = rows["extent_units"][sound].tolist()
-        chained = rows["next_segment"][sound].tolist()
-        for i, extent_units, next_segment in zip(sound.tolist(), units, chained, strict=True):
-            head = Extent(segment.number, start + i, extent_units)
+        for i, units, next_segment, checksum in zip(*columns, strict=True):
+            head = Extent(segment.number, start + i, units)
             place = (head,) if next_segment == NO_SEGMENT else self._chain(head)
-            packed = layout.pack_place(place)
-            if self._is_inside(place) and layout.vouches(rows[i], packed):
+            if layout.place_checksum(place) == checksum and self._is_inside(place):
                 places.append(place)
                 kept.append(i)
         return places, np.asarray(kept, dtype=np.intp)

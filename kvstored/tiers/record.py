@@ -138,7 +138,7 @@ def pack(record: Record) -> bytes:
         record.key,
         record.length,
         record.stored_length,
-        xxhash.xxh3_64_intdigest(pack_place(place)),
+        place_checksum(place),
         record.group,
         record.shard,
         record.valid_tokens,
@@ -191,10 +191,10 @@ def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
         _MUTABLE.unpack_from(raw)
     )
     (
-        generation, digest, fingerprint, parent, key, length, stored_length, place_checksum, group, shard, valid_tokens,
+        generation, digest, fingerprint, parent, key, length, stored_length, stated_place, group, shard, valid_tokens,
         depth, _, _, _, codec, key_bytes, extent_count, flags,
     ) = _HEADER.unpack_from(raw, _HEADER_OFFSET)  # fmt: skip
-    if extent_count != len(place) or place_checksum != xxhash.xxh3_64_intdigest(pack_place(place)):
+    if extent_count != len(place) or stated_place != place_checksum(place):
         raise Corrupt(f"record does not vouch for its place: extents={len(place)}")
     if stored_length > place_bytes(place):
         raise Corrupt(f"record is larger than its place: stored_length={stored_length}")
@@ -244,6 +244,10 @@ def pack_place(place: Place) -> bytes:
     return b"".join(_EXTENT.pack(e.segment, e.start, e.units) for e in place)
 
 
+def place_checksum(place: Place) -> int:
+    return xxhash.xxh3_64_intdigest(pack_place(place))
+
+
 def unpack_place(raw: bytes) -> Place:
     """1 to 64 extents; raises Corrupt for any other input."""
     if len(raw) % EXTENT_BYTES or not 0 < len(raw) <= EXTENTS_MAX * EXTENT_BYTES:
@@ -268,13 +272,6 @@ def key_of(raw: bytes | memoryview, offset: int) -> bytes:
     """The key in the packed record at `offset`, which is not checked."""
     key = offset + _KEY_OFFSET
     return bytes(raw[key : key + raw[offset + _KEY_BYTES_OFFSET]])
-
-
-def vouches(row: np.void, packed_place: bytes) -> bool:
-    """Whether a checked record of a batch belongs to exactly this place."""
-    return len(packed_place) == int(row["extent_count"]) * EXTENT_BYTES and int(
-        row["place_checksum"]
-    ) == xxhash.xxh3_64_intdigest(packed_place)
 
 
 def patch_counters(
