@@ -1,6 +1,6 @@
 """Tables of the catalog as columns: numpy arrays by row number, with a free list.
 
-A row that is given back holds its defaults again, so that a stale row number is seen as free. Columns grow by a quarter, since at
+A row that is given back holds its defaults again, so that a stale row number is seen as free. Columns grow by an eighth, since at
 a million rows doubling would cost as much memory as the rows.
 """
 
@@ -34,7 +34,7 @@ class Table:
         if self._free:
             return self._free.pop()
         if self.top == self.capacity:
-            self._grow(self.capacity + max(1024, self.capacity // 4))
+            self._grow(self.capacity + max(1024, self.capacity // 8))
         self.top += 1
         return self.top - 1
 
@@ -43,7 +43,7 @@ class Table:
         del self._free[len(self._free) - len(reused) :]
         fresh = count - len(reused)
         if self.top + fresh > self.capacity:
-            self._grow(max(self.top + fresh, self.capacity + self.capacity // 4))
+            self._grow(max(self.top + fresh, self.capacity + self.capacity // 8))
         rows = np.asarray([*reused, *range(self.top, self.top + fresh)], dtype=np.int32)
         self.top += fresh
         self.live += count

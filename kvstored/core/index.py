@@ -143,7 +143,7 @@ class FingerprintIndex:
 
     def _reserve(self, count: int, rows: int) -> None:
         if rows > len(self._fingerprints):
-            capacity = max(rows, len(self._fingerprints) * 3 // 2)
+            capacity = max(rows, len(self._fingerprints) * 9 // 8)
             grown = np.zeros((capacity, 2), dtype=np.uint64)
             grown[: len(self._fingerprints)] = self._fingerprints
             self._allocate_fingerprints(grown)

@@ -54,11 +54,11 @@ class PrefixTree:
         self.ensure(max(rows, 64))
 
     def ensure(self, rows: int) -> None:
-        """Make room for rows below this number; grows by half at least."""
+        """Make room for rows below this number; grows by an eighth at least."""
         capacity = len(self.parent)
         if rows <= capacity:
             return
-        more = max(rows, capacity * 3 // 2) - capacity
+        more = max(rows, capacity * 9 // 8) - capacity
         self.parent = _grown(self.parent, more, _NONE)
         self.depth = _grown(self.depth, more, 0)
         self.children = _grown(self.children, more, 0)
