@@ -190,7 +190,7 @@ class RemoteLink:
             corrupt=corrupt,
         )
 
-    def lease(self, call: GetCall, timeout_s: float) -> Leased:  # noqa: ARG002 - as Link has it
+    def lease(self, call: GetCall, timeout_s: float) -> Leased:
         raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
 
 

@@ -339,13 +339,17 @@ class FakeService:
 
     def do_remove(self, request: pb.RemoveRequest) -> Message:
         names = self.names(request.namespace, request.keys)
-        gone = [self.blocks.pop(name, None) for name in names]
-        return pb.RemoveResponse(blocks=sum(block is not None for block in gone))
+        return pb.RemoveResponse(blocks=sum(self.forget(name) for name in names))
 
     def do_clear(self, request: pb.ClearRequest) -> Message:
-        before = len(self.blocks)
-        self.blocks = {n: b for n, b in self.blocks.items() if n[0] != request.namespace}
-        return pb.ClearResponse(blocks=before - len(self.blocks))
+        names = [name for name in self.blocks if name[0] == request.namespace]
+        return pb.ClearResponse(blocks=sum(self.forget(name) for name in names))
+
+    def forget(self, name: tuple[bytes, bytes]) -> bool:
+        block = self.blocks.pop(name, None)
+        for piece in block.pieces if block else ():
+            self.free += piece[0] if piece else ()
+        return block is not None
 
     def do_begin_request(self, request: pb.BeginRequestRequest) -> Message:
         return pb.BeginRequestResponse(request_id=request.request_id or b"made-here")

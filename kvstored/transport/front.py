@@ -1,0 +1,224 @@
+"""The gRPC front: a process of its own that turns gRPC calls into calls of the local channel.
+
+Unary calls pass through as bytes, unparsed, with their deadline; typed errors come back in the trailing metadata. Decoding and
+copying megabytes happens here, never in the daemon.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from kvstored.errors import ConfigError, KvstoredError, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.front_streams import Streams
+from kvstored.transport.upstream import Upstream
+from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
+from kvstored.wire.methods import KEEP_ALIVE, METHODS, SEGMENT, SERVICE, Method
+from kvstored.wire.status import ERROR_DETAIL_KEY, failure_of, status_of
+
+log = logging.getLogger(__name__)
+
+Context = Any  # grpc.aio.ServicerContext: grpc ships no types
+Unary = Callable[[bytes, Context], Awaitable[bytes]]
+
+_PROBE_S = 1.0
+_RPCS_MAX = 1024
+
+
+async def serve_front(
+    socket_path: Path,
+    listen: str,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[str], None] = lambda _: None,
+    grace_s: float = 2.0,
+) -> None:
+    """Serves at `listen` (host:port, or unix:///path) until `stop` is set; calls `ready` with the bound address.
+
+    Needs no daemon to start: while there is none, calls are Unavailable and the health service says so. Raises ConfigError for an
+    address that is taken, or lies beyond loopback, where only TLS may listen.
+    """
+    check_is_loopback(listen)
+    upstream = Upstream(socket_path)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
+            ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+        ],
+        maximum_concurrent_rpcs=_RPCS_MAX,
+    )
+    streams = Streams(upstream)
+    server.add_generic_rpc_handlers((_handlers(upstream, streams),))
+    checks = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection(
+        (
+            SERVICE,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            reflection.SERVICE_NAME,
+        ),
+        server,
+    )
+    bound = _bound(server, listen)
+    await server.start()
+    ready(bound)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            probe = tasks.create_task(_probe(upstream, checks), name="front health probe")
+            await stop.wait()
+            probe.cancel()
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(grace_s)
+        streams.close()
+        upstream.close()
+
+
+def check_is_loopback(listen: str) -> None:
+    """Raises ConfigError for an address that others than this host can reach."""
+    if listen.startswith("unix:"):
+        return
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"a listen address is host:port, not {listen!r}; try 127.0.0.1:7439")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"a listen address does not resolve listen={listen}: {error}") from error
+    beyond = [str(a[4][0]) for a in found if not ipaddress.ip_address(a[4][0]).is_loopback]
+    if beyond:
+        raise ConfigError(
+            f"listening beyond loopback needs TLS listen={listen} address={beyond[0]}; "
+            "listen on 127.0.0.1:7439, or on unix:///path"
+        )
+
+
+def _bound(server: Any, listen: str) -> str:  # a grpc.aio.Server: grpc ships no types
+    try:
+        port: int = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(f"the address cannot be bound listen={listen}: {error}") from error
+    if listen.startswith("unix:"):
+        Path(listen.removeprefix("unix://").removeprefix("unix:")).chmod(0o600)
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _handlers(upstream: Upstream, streams: Streams) -> Any:  # grpc ships no types
+    unary: dict[str, Any] = {
+        method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method))
+        for method in METHODS
+        if method not in (SEGMENT, KEEP_ALIVE)
+    }
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        unary
+        | {
+            "KeepAlive": grpc.stream_stream_rpc_method_handler(
+                _streaming(streams.keep_alive),
+                pb.KeepAliveRequest.FromString,
+                pb.KeepAliveResponse.SerializeToString,
+            ),
+            "Put": grpc.stream_unary_rpc_method_handler(
+                _answering(streams.put),
+                pb.PutRequest.FromString,
+                pb.PutResponse.SerializeToString,
+            ),
+            "Get": grpc.unary_stream_rpc_method_handler(
+                _streaming(streams.get),
+                pb.GetRequest.FromString,
+                pb.GetResponse.SerializeToString,
+            ),
+            "WatchEvents": grpc.unary_stream_rpc_method_handler(
+                _streaming(streams.watch_events),
+                pb.WatchEventsRequest.FromString,
+                pb.Event.SerializeToString,
+            ),
+        },
+    )
+
+
+def _passing(upstream: Upstream, method: Method) -> Unary:
+    """Bytes through, except that a session opened here is tied to no connection of the local channel."""
+
+    async def passed(payload: bytes, context: Context) -> bytes:
+        if method.name == "OpenSession":
+            # Fields of a message may follow in any order, and the last of a kind counts.
+            payload += pb.OpenSessionRequest(detached=True).SerializeToString()
+        return await upstream.call_raw(method, payload, _timeout_s(context))
+
+    return _answering(passed)
+
+
+def _answering(
+    call: Callable[[Any, Context], Awaitable[Any]],
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def answered(request: Any, context: Context) -> Any:  # either bytes or messages
+        try:
+            return await call(request, context)
+        except KvstoredError as error:
+            await _fail(context, error)
+        except Exception:
+            log.exception("a gRPC call failed")
+            await _fail(context, KvstoredError("internal error: the front's log has the details"))
+        return None
+
+    return answered
+
+
+def _streaming(
+    call: Callable[[Any, Context], AsyncIterator[Any]],
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def streamed(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for message in call(request, context):
+                yield message
+        except KvstoredError as error:
+            await _fail(context, error)
+        except Exception:
+            log.exception("a gRPC stream failed")
+            await _fail(context, KvstoredError("internal error: the front's log has the details"))
+
+    return streamed
+
+
+async def _fail(context: Context, error: KvstoredError) -> None:
+    detail = failure_of(error).SerializeToString()
+    await context.abort(
+        grpc.StatusCode[status_of(error).grpc_code], str(error), ((ERROR_DETAIL_KEY, detail),)
+    )
+
+
+def _timeout_s(context: Context) -> float:
+    remaining: float | None = context.time_remaining()
+    return DEADLINE_S_MAX if remaining is None else min(max(remaining, 0.01), DEADLINE_S_MAX)
+
+
+async def _probe(upstream: Upstream, checks: Any) -> None:  # a health servicer
+    """The health service answers for the daemon, not for this process."""
+    told = None
+    while True:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        try:
+            async with upstream.link() as link:
+                await link.call("Stat", pb.StatRequest(), pb.StatResponse, 2.0)
+        except Unavailable:
+            serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        except KvstoredError:
+            log.warning("the daemon answers no stat", exc_info=True)
+            serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        if serving != told:
+            told = serving
+            for name in ("", SERVICE):
+                await checks.set(name, serving)
+        await asyncio.sleep(_PROBE_S)
