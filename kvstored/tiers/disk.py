@@ -49,8 +49,8 @@ class Options:
 
 
 def map_bytes_for(capacity_bytes: int) -> int:
-    """Room for a record of every 20 KiB or so of pieces; with smaller ones the index fills before the slabs do, and that is eviction's to solve."""
-    return min(max(capacity_bytes // 32, 16 << 20), 64 << 30) // UNIT_BYTES * UNIT_BYTES
+    """Room for a record of every 4 KiB unit (about 450 bytes with LMDB's own). The file is sparse and grows with its records only."""
+    return min(max(capacity_bytes // 8, 16 << 20), 256 << 30) // UNIT_BYTES * UNIT_BYTES
 
 
 def erase(directory: Path) -> None:
