@@ -93,12 +93,15 @@ class Carriage:
         task = self._finish(id_)
         copy = task.target_copy
         books.copies.fills[copy] -= 1
+        rows = [books.piece_in(copy, move.group, move.shard) for move in task.moves]
+        for row, kept in zip(rows, stored, strict=True):
+            books.trim_piece(
+                row, kept.place
+            )  # also of one to be given back: its record names this place
         if books.copies.state[copy] == DOOMED:
             books.free_if_unused(copy)
         else:
-            for move, kept in zip(task.moves, stored, strict=True):
-                row = books.piece_in(copy, move.group, move.shard)
-                books.trim_piece(row, kept.place)
+            for row, kept in zip(rows, stored, strict=True):
                 books.piece_ready(row, kept.checksum, now_s)
             books.consider(copy)
         books.unread(task.source_copy)
@@ -115,6 +118,8 @@ class Carriage:
             books.drop_copy(copy, reason, now_s)
         if reason is Reason.CORRUPT and books.copies.state[task.source_copy] == READY:
             books.drop_copy(task.source_copy, reason, now_s)
+        elif task.target is TierId.NVME and books.copies.state[task.source_copy] == READY:
+            books.wait(task.source_copy)  # still dirty: write-back tries again
         books.unread(task.source_copy)
 
     def _finish(self, id_: int) -> CopyTask:
