@@ -19,6 +19,8 @@ EXPIRY_S = 1.0
 EVICT_S = 0.05
 WRITE_BACK_S = 0.05
 WRITE_BACK_BYTES = 128 << 20
+WRITE_BACK_PAUSE_S = 1.0
+"""After a failure: a disk that is full or broken is not asked twenty times a second."""
 WRITE_BACKS_MAX = 2
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
@@ -32,6 +34,7 @@ class Janitor:
         self._store = store
         self._shell = store.shell
         self._write_backs = 0
+        self._write_back_after_s = 0.0
         self._counters_s = store.shell.now_s()
         self._above_since_s: dict[TierId, float] = {}
 
@@ -69,7 +72,10 @@ class Janitor:
 
     async def write_back_once(self) -> None:
         """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""
+        loop = asyncio.get_running_loop()
         if self._shell.tiers.disk is None or self._write_backs >= WRITE_BACKS_MAX:
+            return
+        if loop.time() < self._write_back_after_s:
             return
         tasks = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
         self._shell.apply()
@@ -81,10 +87,12 @@ class Janitor:
         left = len(tasks)
         self._write_backs += 1
 
-        def ended(*_: object) -> None:
+        def ended(_: CopyTask, is_there: bool) -> None:
             nonlocal left
             left -= 1
             self._write_backs -= left == 0
+            if not is_there:
+                self._write_back_after_s = asyncio.get_running_loop().time() + WRITE_BACK_PAUSE_S
 
         self._store.mover.start(tasks, Urgency.BACKGROUND, ended=ended)
 

@@ -62,6 +62,10 @@ class Puts:
             lambda now_s: self._catalog.replace_if(call, generations, now_s),
         )
 
+    @property
+    def open_fills(self) -> int:
+        return len(self._fills)
+
     def columns_of(self, fill: int) -> Columns:
         """Groups of the columns of this fill's checksums; none for a fill that is lost."""
         found = self._fills.get(fill)

@@ -1,0 +1,141 @@
+"""A seeded storm of callers that put, read, cancel, vanish and remove, over a disk that fails: whatever happens, nothing leaks and no wrong byte is
+served."""
+
+import asyncio
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstored.core.calls import ReadStatus
+from kvstored.core.types import Layout
+from kvstored.errors import KvstoredError
+from kvstored.store.sessions import Session
+from kvstored.tiers.faulty import Faults
+from tests.store.world import World, content_of, keys_of, running
+
+FAULTS = Faults(no_space=0.05, write_error=0.1, read_error=0.1, bit_flip=0.05, delay_s_max=0.004)
+BLOCKS = 120
+STEPS = 60
+CALLERS = 6
+
+
+class Caller:
+    """One engine: a session, and steps drawn from its own random numbers."""
+
+    def __init__(self, world: World, layout: Layout, rng: random.Random) -> None:
+        self.world = world
+        self.layout = layout
+        self.rng = rng
+        self.session = world.session()
+        self.reads = 0
+
+    async def run(self) -> None:
+        for _ in range(STEPS):
+            step = self.rng.choice(
+                [
+                    self.put,
+                    self.put,
+                    self.read,
+                    self.read,
+                    self.read,
+                    self.hurried_read,
+                    self.forget,
+                ]
+            )
+            with suppress(KvstoredError):
+                await step()
+            if self.rng.random() < 0.03:
+                self.vanish()
+            await asyncio.sleep(self.rng.random() * 0.003)
+
+    def path(self) -> range:
+        begin = self.rng.randrange(BLOCKS)
+        return range(begin, min(BLOCKS, begin + self.rng.randrange(1, 8)))
+
+    async def put(self) -> None:
+        numbers = self.path()
+        grants = self.world.reserve(self.session, self.layout, numbers)
+        await asyncio.sleep(0)
+        fills, sums = [], []
+        for number, grant in zip(numbers, grants, strict=True):
+            if grant is None:
+                continue
+            if self.rng.random() < 0.1:
+                continue  # forgotten: its time runs out, or its session ends
+            fills.append(grant.fill)
+            sums.append({0: self.world.write(grant, content_of(number))})
+        if self.rng.random() < 0.1:
+            self.world.store.puts.abort(self.session, fills)
+        else:
+            self.world.store.puts.commit(self.session, fills, sums)
+
+    async def read(self) -> None:
+        await self._read(wait_s=1.0)
+
+    async def hurried_read(self) -> None:
+        """Cancelled somewhere on its way, as when its caller's deadline passes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.rng.random() * 0.006):
+                await self._read(wait_s=1.0)
+
+    async def _read(self, wait_s: float) -> None:
+        session: Session = self.session
+        numbers = self.path()
+        grant = await self.world.acquire(session, self.layout, numbers, wait_s)
+        try:
+            for number, block in zip(numbers, grant.blocks, strict=True):
+                if block.status is ReadStatus.HIT:
+                    np.testing.assert_array_equal(self.world.content(block), content_of(number))
+                    self.reads += 1
+            await asyncio.sleep(self.rng.random() * 0.002)
+        finally:
+            if grant.lease and self.rng.random() < 0.95:
+                self.world.store.release(session, [grant.lease])
+
+    async def forget(self) -> None:
+        if self.rng.random() < 0.2:
+            self.world.store.remove(self.layout, keys_of(self.layout, self.path()))
+        else:
+            job = self.world.store.prefetch(
+                self.session, self.layout, keys_of(self.layout, self.path()), 1.0
+            )
+            if self.rng.random() < 0.5:
+                self.world.store.jobs.cancel(job.id, "default")
+
+    def vanish(self) -> None:
+        """Its session ends with whatever it held; a new one begins."""
+        self.world.store.clients.close(self.session)
+        self.session = self.world.session()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path, arena_blocks=40, disk_blocks=90, faults=FAULTS, seed=seed)
+    world.grow()
+
+    async def housekeeping() -> None:
+        while True:
+            world.clock.advance(0.5)
+            await world.janitor.expire_once()
+            await world.janitor.make_room_once()
+            await world.janitor.write_back_once()
+            await asyncio.sleep(0.005)
+
+    async def main() -> None:
+        layout = await world.open()
+        callers = [
+            Caller(world, layout, random.Random(seed * 1000 + number)) for number in range(CALLERS)
+        ]
+        janitor = asyncio.ensure_future(housekeeping())
+        await asyncio.gather(*(caller.run() for caller in callers))
+        janitor.cancel()
+        with suppress(asyncio.CancelledError):
+            await janitor
+        assert sum(caller.reads for caller in callers) > 50, "the storm read nothing"
+        world.catalog.check()
+        await world.check_nothing_leaked()
+
+    running(world, main)

@@ -1,0 +1,277 @@
+"""A whole store in one process: a real arena and lanes, a dict in place of the disk (which may be made to fail), no transport."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from kvstored import errors
+from kvstored.clock import ManualClock
+from kvstored.core.calls import (
+    Acquire,
+    FillStatus,
+    Grant,
+    Granted,
+    Limits,
+    Parents,
+    ReadBlock,
+    Reserve,
+    TierLimits,
+)
+from kvstored.core.catalog import Catalog
+from kvstored.core.keys import key_batch
+from kvstored.core.namespace import Namespaces
+from kvstored.core.types import (
+    UNIT_BYTES,
+    GroupKind,
+    GroupSpec,
+    KeyBatch,
+    Layout,
+    NamespaceSpec,
+    TierId,
+)
+from kvstored.metrics import Build, Metrics, Sets
+from kvstored.store.clients import Peer, Wish
+from kvstored.store.events import Events
+from kvstored.store.janitor import Janitor
+from kvstored.store.lane import Lane, Urgency
+from kvstored.store.registry import Registry
+from kvstored.store.sessions import Session
+from kvstored.store.shell import Shell, Tiers
+from kvstored.store.store import Store, StoreLimits
+from kvstored.tiers.arena import Arena
+from kvstored.tiers.faulty import Faults, FaultyTier
+from kvstored.tiers.memory import MemoryTier
+from kvstored.wire.methods import METHODS
+
+T = TypeVar("T")
+Bytes = NDArray[np.uint8]
+SEGMENT_BYTES = 1 << 20
+BLOCK_BYTES = 5000
+BLOCK_TOKENS = 16
+KEY_BYTES = 32
+NO_FAULTS = Faults()
+
+
+class World:
+    """`arena_blocks`, `disk_blocks`: capacities in blocks of the default namespace (two units each)."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        arena_blocks: int = 64,
+        disk_blocks: int = 256,
+        faults: Faults = NO_FAULTS,
+        seed: int = 0,
+        admit_hits: int = 0,
+        arena: Arena | None = None,
+        disk: MemoryTier | None = None,
+        epoch: int = 1,
+    ) -> None:
+        self.clock = ManualClock()
+        self.faults: list[tuple[str, BaseException]] = []
+        self.arena = arena or Arena(
+            SEGMENT_BYTES, incarnation=epoch, available_bytes=lambda: 1 << 40
+        )
+        self.memory = disk or MemoryTier()
+        self.disk = FaultyTier(self.memory, faults, random.Random(seed), time.sleep)
+        tiers = Tiers(
+            arena=self.arena,
+            arena_lane=Lane("arena", threads=2, queue_max=256),
+            disk=self.disk,
+            disk_lane=Lane("disk", threads=3, queue_max=256),
+            flush_disk_counters=lambda _: None,
+        )
+        units = 2
+        self.catalog = Catalog(
+            tiers=[
+                TierLimits(TierId.DRAM, arena_blocks * units, high=0.95, low=0.8, lease_share=1.0),
+                TierLimits(
+                    TierId.NVME, disk_blocks * units, high=0.95, low=0.8, admit_hits=admit_hits
+                ),
+            ],
+            policy="lru",
+            limits=Limits(quarantine_s=30.0),
+            epoch=epoch,
+        )
+        events = Events(epoch=epoch, now_s=self.clock.now_s)
+        self.shell = Shell(self.catalog, tiers, events, self.clock, _metrics(), self._report)
+        registry = Registry(self.shell, Namespaces(), state_dir, piece_bytes_max=1 << 30)
+        self.store = Store(self.shell, registry, StoreLimits(quarantine_s=30.0))
+        self.janitor = Janitor(self.store)
+        self.state_dir = state_dir
+        self._connection = 0
+
+    def grow(self) -> None:
+        """Give the tiers their space: one segment each, of which the capacity is used."""
+        self.catalog.grow(TierId.DRAM, *self.arena.grow())
+        self.catalog.grow(TierId.NVME, 0, SEGMENT_BYTES // UNIT_BYTES)
+
+    async def open(self, spec: NamespaceSpec | None = None) -> Layout:
+        return (await self.store.registry.open(spec or spec_of(), supersede=False)).layout
+
+    def session(self, pid: int = 0) -> Session:
+        self._connection += 1
+        session, _ = self.store.clients.open(Peer(self._connection, pid, "default"), Wish())
+        return session
+
+    # ---- put and get as a client does them
+
+    def reserve(
+        self, session: Session, layout: Layout, numbers: Sequence[int], ttl_s: float = 30.0
+    ) -> list[Granted | None]:
+        keys = keys_of(layout, numbers)
+        call = Reserve(
+            session=session.core,
+            ns=layout.id,
+            shard=0,
+            keys=keys,
+            parents=chained(keys),
+            groups_mask=1,
+            sizes=np.full((len(numbers), 1), BLOCK_BYTES, dtype=np.uint64),
+            last_valid_tokens=0,
+            ttl_s=ttl_s,
+        )
+        return self.store.puts.reserve(session, layout, call, (0,)).grants
+
+    def write(self, grant: Granted, content: Bytes) -> int:
+        """What the client does with its grant: the bytes, and their checksum."""
+        begin = 0
+        for view in self.arena.views(grant.pieces[0].place, len(content)):
+            view[:] = content[begin : begin + len(view)]
+            begin += len(view)
+        return xxhash.xxh3_64_intdigest(content.tobytes())
+
+    def put(self, session: Session, layout: Layout, numbers: Sequence[int]) -> list[FillStatus]:
+        """Reserve, write and commit blocks whose bytes follow from their number; statuses of those that were granted."""
+        grants = self.reserve(session, layout, numbers)
+        written = [
+            (grant.fill, {0: self.write(grant, content_of(number))})
+            for number, grant in zip(numbers, grants, strict=True)
+            if grant is not None
+        ]
+        fills = [fill for fill, _ in written]
+        return self.store.puts.commit(session, fills, [sums for _, sums in written])
+
+    async def acquire(
+        self, session: Session, layout: Layout, numbers: Sequence[int], wait_s: float = 5.0
+    ) -> Grant:
+        call = Acquire(
+            session=session.core,
+            ns=layout.id,
+            shard=0,
+            keys=keys_of(layout, numbers),
+            groups_mask=1,
+            ttl_s=30.0,
+        )
+        return await self.store.acquire(call, layout, wait_s=wait_s)
+
+    def content(self, block: ReadBlock) -> Bytes:
+        piece = block.pieces[0]
+        assert piece is not None
+        return np.concatenate(self.arena.views(piece.place, piece.length))
+
+    # ---- the end
+
+    async def settle(self) -> None:
+        """Until nothing is on its way any more."""
+        lanes = (self.shell.tiers.arena_lane, self.shell.tiers.disk_lane)
+        for _ in range(5000):
+            self.shell.discard()
+            await asyncio.sleep(0.001)
+            is_busy = any(lane.queued or lane.running for lane in lanes)
+            if not is_busy and not self.store.mover.tasks_now and not self.shell.discards_waiting:
+                return
+        raise AssertionError("the store does not come to rest")
+
+    async def check_nothing_leaked(self) -> None:
+        """Sessions closed and time passed: no fill, lease, task, flight, quarantine or queued work is left."""
+        self.disk.faults = NO_FAULTS
+        await self.settle()
+        self.store.clients.close_all()
+        self.clock.advance(3600.0)
+        await self.janitor.expire_once()
+        await self.settle()
+        counts = self.catalog.counts
+        left = {name: counts[name] for name in LEAKS if counts[name]}
+        assert not left, left
+        assert len(self.store.flights) == 0
+        assert self.store.puts.open_fills == 0
+        self.catalog.check()
+        for use in self.catalog.tier_use():
+            assert use.leased_units == use.quarantined_units == 0, use
+        assert not self.faults, self.faults
+
+    def close(self) -> None:
+        self.shell.tiers.arena_lane.close()
+        self.shell.tiers.disk_lane.close()
+
+    def _report(self, what: str, error: BaseException) -> None:
+        logging.getLogger(__name__).error(what, exc_info=error)
+        self.faults.append((what, error))
+
+
+LEAKS = ("sessions", "fills", "leases", "requests", "tasks", "quarantined")
+
+
+def running(world: World, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a test's coroutine and close the world's lanes on the loop, so that their last callbacks run."""
+
+    async def whole() -> T:
+        try:
+            return await main()
+        finally:
+            with suppress(AssertionError):
+                await world.settle()
+            world.close()
+            await asyncio.sleep(0)
+
+    return asyncio.run(whole())
+
+
+def spec_of(model: str = "model", *, tp: int = 1, sharded: bool = False) -> NamespaceSpec:
+    group = GroupSpec("kv", GroupKind.LINEAR, BLOCK_BYTES, sharded=sharded)
+    return NamespaceSpec(
+        model=model,
+        revision="1",
+        dtype="bf16",
+        layout="nhd",
+        layout_version=1,
+        block_tokens=BLOCK_TOKENS,
+        groups=(group,),
+        tp=tp,
+        sink_tokens=0,
+    )
+
+
+def keys_of(layout: Layout, numbers: Sequence[int]) -> KeyBatch:
+    packed = b"".join(number.to_bytes(KEY_BYTES, "big") for number in numbers)
+    return key_batch(packed, KEY_BYTES, layout.seed)
+
+
+def chained(keys: KeyBatch) -> Parents:
+    fingerprints = np.zeros((len(keys), 2), dtype=np.uint64)
+    fingerprints[1:] = keys.fingerprints[:-1]
+    known = np.ones(len(keys), dtype=np.bool_)
+    known[:1] = False
+    return Parents(fingerprints, known)
+
+
+def content_of(number: int) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
+
+
+def _metrics() -> Metrics:
+    kinds = tuple(name for name in vars(errors) if name[0].isupper())
+    queues = tuple(f"{lane}:{u.name.lower()}" for lane in ("arena", "disk") for u in Urgency)
+    methods = tuple(method.name for method in METHODS)
+    return Metrics(Sets(methods, (*kinds, "internal"), queues), Build("0", "lru", "raw"))
