@@ -13,21 +13,14 @@ from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Protocol
 
-from kvstored.core.types import BATCH_KEYS_MAX, TierId
+from kvstored.core.types import BATCH_KEYS_MAX
+from kvstored.errors import LeaseLost
 from kvstored.sim.keys import Content, Contents, block_key
-from kvstored.sim.measure import Recorder, Served, TierBlocks
+from kvstored.sim.measure import NO_BLOCKS, Recorder, Served, TierBlocks, summed
 from kvstored.sim.traces import Request, Trace
 
 BATCH_BYTES_MAX = 64 << 20
 """Bytes in one call, so that the memory of a client stays bounded at any block size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readable:
-    """The hit head of a batch of keys, under a lease: contents by key, and the tiers that they were read from."""
-
-    contents: Sequence[Content]
-    tiers: Sequence[TierId]
 
 
 class Store(Protocol):
@@ -36,19 +29,17 @@ class Store(Protocol):
     @property
     def root(self) -> bytes: ...
 
-    def match(self, keys: Sequence[bytes]) -> int:
-        """Blocks of the longest readable prefix."""
+    def match(self, keys: Sequence[bytes]) -> TierBlocks:
+        """Blocks of the longest readable prefix, by the tier that they are read from."""
 
-    def read(self, keys: Sequence[bytes]) -> AbstractContextManager[Readable]:
-        """Leased from entry to exit; leaving raises LeaseLost if the lease ended before."""
+    def read(self, keys: Sequence[bytes]) -> AbstractContextManager[Sequence[Content]]:
+        """Contents up to the first key that is not there (any more), leased from entry to exit.
+
+        Leaving raises LeaseLost if the lease ended before: what was read is void.
+        """
 
     def put(self, keys: Sequence[bytes], parent: bytes, contents: Sequence[Content]) -> int:
         """How many of these consecutive blocks were stored by this call. `parent`: empty at a root."""
-
-    def evicted_blocks(self) -> int:
-        """Copies that the daemon evicted since it started."""
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +76,44 @@ class Driver:
         keys = [block_key(root, block_id) for block_id in request.block_ids.tolist()]
         timings = _Timings()
         matched = self._match(keys, timings)
-        with ExitStack() as leases:
-            tiers, wrong = self._read(keys[:matched], leases, timings)
-            hit = len(tiers)
-            put = self._put(keys, hit, timings)
-            released_s = perf_counter()
-        timings.timed("release", released_s)
-        hits = _by_tier(tiers)
-        return Served(len(keys), hits, put, wrong, matched - hit, timings.seconds)
+        read = wrong = put = 0
+        try:
+            with ExitStack() as leases:
+                read, wrong = self._read(keys[: sum(matched)], leases, timings)
+                put = self._put(keys, read, timings)
+                released_s = perf_counter()
+            timings.timed("release", released_s)
+        except LeaseLost:
+            read = wrong = 0
+        lost = sum(matched) - read
+        return Served(len(keys), _without(matched, lost), put, wrong, lost, timings.seconds)
 
-    def _match(self, keys: list[bytes], timings: _Timings) -> int:
-        matched = 0
+    def _match(self, keys: list[bytes], timings: _Timings) -> TierBlocks:
+        matched = NO_BLOCKS
         for start in range(0, len(keys), BATCH_KEYS_MAX):
             batch = keys[start : start + BATCH_KEYS_MAX]
             begun_s = perf_counter()
             found = self._store.match(batch)
             timings.timed("match", begun_s)
-            matched += found
-            if found < len(batch):
+            matched = summed(matched, found)
+            if sum(found) < len(batch):
                 break
         return matched
 
-    def _read(
-        self, keys: list[bytes], leases: ExitStack, timings: _Timings
-    ) -> tuple[list[TierId], int]:
-        """Tiers of the blocks that could be read, and how many of them were wrong."""
-        tiers: list[TierId] = []
-        wrong = 0
+    def _read(self, keys: list[bytes], leases: ExitStack, timings: _Timings) -> tuple[int, int]:
+        """How many blocks could be read, and how many of them were wrong."""
+        read = wrong = 0
         for start in range(0, len(keys), self._batch):
             batch = keys[start : start + self._batch]
             begun_s = perf_counter()
-            readable = leases.enter_context(self._store.read(batch))
+            contents = leases.enter_context(self._store.read(batch))
             timings.timed("acquire", begun_s)
-            pairs = zip(batch, readable.contents, strict=False)
+            pairs = zip(batch, contents, strict=False)
             wrong += sum(not self._contents.is_right(key, content) for key, content in pairs)
-            tiers += readable.tiers
-            if len(readable.tiers) < len(batch):
+            read += len(contents)
+            if len(contents) < len(batch):
                 break
-        return tiers, wrong
+        return read, wrong
 
     def _put(self, keys: list[bytes], hit: int, timings: _Timings) -> int:
         put = 0
@@ -167,7 +158,7 @@ class _Feed:
 def drive(
     trace: Trace,
     options: LiveOptions,
-    connect: Callable[[], Store],
+    connect: Callable[[], AbstractContextManager[Store]],
     advance: Callable[[int], None],
 ) -> Recorder:
     """Replay with `options.clients` threads and give what they all recorded. The first failure of any stops all and is raised."""
@@ -203,23 +194,26 @@ def drive(
 
 def _serve(
     feed: _Feed,
-    connect: Callable[[], Store],
+    connect: Callable[[], AbstractContextManager[Store]],
     block_bytes: int,
     recorder: Recorder,
     advance: Callable[[int], None],
 ) -> None:
-    store = connect()
-    try:
+    with connect() as store:
         driver = Driver(store, block_bytes)
         for since_s, request in feed:
             begun_s = perf_counter()
             served = driver.request(request)
             recorder.add(since_s, served, perf_counter() - begun_s)
             advance(1)
-    finally:
-        store.close()
 
 
-def _by_tier(tiers: Sequence[TierId]) -> TierBlocks:
-    hbm, dram, nvme, remote = (sum(tier is kind for tier in tiers) for kind in TierId)
+def _without(matched: TierBlocks, lost: int) -> TierBlocks:
+    """Without the blocks that could not be read after all: those of the slowest tier first."""
+    left = list(matched)
+    for tier in reversed(range(len(left))):
+        gone = min(lost, left[tier])
+        left[tier] -= gone
+        lost -= gone
+    hbm, dram, nvme, remote = left
     return (hbm, dram, nvme, remote)

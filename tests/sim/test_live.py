@@ -8,11 +8,10 @@ from time import perf_counter
 
 import pytest
 
-from kvstored.core.types import TierId
-from kvstored.errors import Unavailable
+from kvstored.errors import LeaseLost, Unavailable
 from kvstored.sim.keys import Content
-from kvstored.sim.live import LiveOptions, Readable, Store, drive
-from kvstored.sim.measure import Recorder
+from kvstored.sim.live import LiveOptions, Store, drive
+from kvstored.sim.measure import NO_BLOCKS, Recorder, TierBlocks
 from kvstored.sim.traces import open_trace
 
 TINY = Path(__file__).parent / "fixtures" / "tiny.kvt"
@@ -28,17 +27,21 @@ class DictStore:
         self.parents: dict[bytes, bytes] = {}
         self.leases = self.leases_max = self.closed = 0
         self.shown = 1 << 30
+        self.loses_leases = False
         self.lock = Lock()
 
-    def match(self, keys: Sequence[bytes]) -> int:
-        return next((i for i, key in enumerate(keys) if key not in self.stored), len(keys))
+    def match(self, keys: Sequence[bytes]) -> TierBlocks:
+        """The first block of a path is in the slow tier."""
+        found = next((i for i, key in enumerate(keys) if key not in self.stored), len(keys))
+        return (0, max(0, found - 1), min(1, found), 0)
 
     @contextmanager
-    def read(self, keys: Sequence[bytes]) -> Iterator[Readable]:
+    def read(self, keys: Sequence[bytes]) -> Iterator[Sequence[Content]]:
         self.leases += 1
-        found = [self.stored[key] for key in keys][: self.shown]
-        yield Readable(found, [TierId.DRAM if i else TierId.NVME for i in range(len(found))])
+        yield [self.stored[key] for key in keys][: self.shown]
         self.leases -= 1
+        if self.loses_leases:
+            raise LeaseLost("too late")
 
     def put(self, keys: Sequence[bytes], parent: bytes, contents: Sequence[Content]) -> int:
         new = 0
@@ -51,16 +54,17 @@ class DictStore:
             parent = key
         return new
 
-    def evicted_blocks(self) -> int:
-        return 0
+    @contextmanager
+    def connected(self) -> Iterator[Store]:
+        try:
+            yield self
+        finally:
+            self.closed += 1
 
-    def close(self) -> None:
-        self.closed += 1
 
-
-def driven(store: Store, *, clients: int = 1, speed: float | None = None) -> Recorder:
+def driven(store: DictStore, *, clients: int = 1, speed: float | None = None) -> Recorder:
     options = LiveOptions(block_bytes=BLOCK_BYTES, speed=speed, clients=clients, limit=None)
-    return drive(open_trace(TINY), options, lambda: store, lambda _: None)
+    return drive(open_trace(TINY), options, store.connected, lambda _: None)
 
 
 def test_a_replay_reads_what_earlier_requests_put() -> None:
@@ -110,6 +114,16 @@ def test_what_is_matched_but_gone_at_the_read_is_lost_and_put_again() -> None:
     assert total.wrong_blocks == 0
 
 
+def test_what_was_read_under_a_lost_lease_counts_as_lost_and_is_never_wrong() -> None:
+    store = DictStore()
+    driven(store)
+    for content in store.stored.values():
+        content[17] ^= 1
+    store.loses_leases = True
+    total = driven(store)
+    assert (total.hits, total.lost_blocks, total.wrong_blocks) == (NO_BLOCKS, 19, 0)
+
+
 def test_several_clients_serve_each_request_once() -> None:
     total = driven(DictStore(), clients=4)
     assert (total.requests, total.blocks) == (6, 19)
@@ -125,7 +139,7 @@ def test_speed_keeps_the_pace_of_the_trace() -> None:
 
 def test_a_failing_store_ends_the_replay_with_its_error() -> None:
     class Broken(DictStore):
-        def match(self, keys: Sequence[bytes]) -> int:
+        def match(self, keys: Sequence[bytes]) -> TierBlocks:
             raise Unavailable("gone")
 
     store = Broken()

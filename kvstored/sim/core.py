@@ -1,0 +1,155 @@
+"""The real core as a model of the offline replay: the daemon's Catalog and policies, without bytes and with the trace's time.
+
+A request is served as the daemon serves it: match, hold and load what is hit, reserve and commit the rest, touch the path, let go, write
+back. What is hit is held by a running request, not by a lease: the same protection, without the list of pieces that nobody reads
+here (40 us a block). Copies between tiers take no time. A block takes one unit of every tier, and capacities are
+exact: high and low watermark are the capacity, nothing filters what is written to the slower tier, nothing is exempt.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvstored.core.calls import (
+    CopyTask,
+    FillStatus,
+    Freed,
+    Limits,
+    Parents,
+    Reason,
+    Reserve,
+    StoredPiece,
+    TierLimits,
+    TouchEvent,
+)
+from kvstored.core.catalog import Catalog
+from kvstored.core.keys import root
+from kvstored.core.namespace import Namespaces
+from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, KeyBatch, TierId
+from kvstored.sim.keys import TraceKeys, trace_namespace
+from kvstored.sim.measure import NO_BLOCKS, Served, TierBlocks, summed
+from kvstored.sim.traces import BlockIds, Trace
+
+INFINITE_BLOCKS = 1 << 30
+WRITE_BACK_BYTES = 1 << 40
+TTL_S = 1.0
+"""A request takes no time here."""
+ONE_GROUP = 1
+EVICTED = frozenset({Reason.WATERMARK, Reason.DEMAND})
+
+
+class CoreModel:
+    """One namespace in a catalog of its own. `capacity_blocks` by tier; None: DRAM without bound."""
+
+    def __init__(
+        self, trace: Trace, *, policy: str, capacity_blocks: Mapping[TierId, int] | None
+    ) -> None:
+        blocks = capacity_blocks or {TierId.DRAM: INFINITE_BLOCKS}
+        limits = [_exact(tier, units) for tier, units in sorted(blocks.items())]
+        self.catalog = Catalog(tiers=limits, policy=policy, limits=Limits(), epoch=1)
+        for tier, units in blocks.items():
+            self.catalog.grow(tier, 0, units)
+        spec = trace_namespace(trace, UNIT_BYTES)
+        layout = Namespaces().open(spec, supersede=False).layout
+        self.catalog.add_namespace(layout)
+        self.evicted_blocks = 0
+        self._ns = layout.id
+        self._keys = TraceKeys(root(layout.digest), layout.seed)
+        self._session = self.catalog.open_session(0.0)
+        self._held: list[bytes] = []
+        self._is_tiered = len(blocks) > 1
+
+    def request(self, ts_s: float, block_ids: BlockIds) -> Served:
+        catalog = self.catalog
+        catalog.expire(ts_s)
+        hits = self.match(block_ids, ts_s)
+        hit = sum(hits)
+        for ids in _parts(block_ids[:hit]):
+            self._hold(self._keys.batch(ids), ts_s)
+        put = self._put(block_ids, hit, ts_s)
+        for ids in reversed(_parts(block_ids)):
+            catalog.touch(self._ns, self._keys.batch(ids), ts_s)
+        while self._held:
+            catalog.complete_request(self._session, self._held.pop(), False, ts_s)
+        if self._is_tiered:
+            self._carry(catalog.write_back(WRITE_BACK_BYTES, ts_s), ts_s)
+        self._account()
+        return Served(len(block_ids), hits, put)
+
+    def match(self, block_ids: BlockIds, ts_s: float) -> TierBlocks:
+        """Blocks of the longest stored prefix, by tier."""
+        hits = NO_BLOCKS
+        for ids in _parts(block_ids):
+            found = self.catalog.match(self._ns, self._keys.batch(ids), 0, ts_s)
+            hits = summed(hits, found.tier_blocks)
+            if found.hit_blocks < len(ids):
+                break
+        return hits
+
+    def _hold(self, batch: KeyBatch, ts_s: float) -> None:
+        """Keep these stored blocks while the request runs, count their hits, and bring them up."""
+        catalog = self.catalog
+        request_id = len(self._held).to_bytes(8, "little")
+        catalog.begin_request(self._session, request_id, self._ns, batch, ts_s)
+        self._held.append(request_id)
+        rows = catalog.books.index.find(batch.fingerprints)
+        catalog.books.touch(rows, TouchEvent.HIT, ts_s)
+        if self._is_tiered:
+            loads, _ = catalog.prefetch(self._ns, batch, TierId.DRAM, ts_s)
+            self._carry(loads, ts_s)
+
+    def _put(self, block_ids: BlockIds, hit: int, ts_s: float) -> int:
+        """Store the blocks from `hit` on; how many found room. What is longer than the tier keeps its head."""
+        put = 0
+        for start in range(hit, len(block_ids), BATCH_KEYS_MAX):
+            ids = block_ids[start : start + BATCH_KEYS_MAX]
+            reserved = self.catalog.reserve(self._reserve(block_ids, start, ids), ts_s)
+            fills = [grant.fill for grant in reserved.grants if grant is not None]
+            self.catalog.commit(self._session, fills, [{0: 0}] * len(fills), ts_s)
+            put += len(fills)
+            if FillStatus.NO_SPACE in reserved.status:
+                break
+            self._account()
+        return put
+
+    def _reserve(self, block_ids: BlockIds, start: int, ids: BlockIds) -> Reserve:
+        keys = self._keys.batch(ids)
+        parents = np.zeros_like(keys.fingerprints)
+        parents[1:] = keys.fingerprints[:-1]
+        if start:
+            parents[0] = self._keys.batch(block_ids[start - 1 : start]).fingerprints[0]
+        known = np.ones(len(ids), dtype=np.bool_)
+        known[0] = start > 0
+        return Reserve(
+            session=self._session,
+            ns=self._ns,
+            shard=0,
+            keys=keys,
+            parents=Parents(parents, known),
+            groups_mask=ONE_GROUP,
+            sizes=np.full((len(ids), 1), UNIT_BYTES, dtype=np.uint64),
+            last_valid_tokens=0,
+            ttl_s=TTL_S,
+        )
+
+    def _carry(self, tasks: Sequence[CopyTask], ts_s: float) -> None:
+        for task in tasks:
+            stored = [StoredPiece(move.target, move.checksum) for move in task.moves]
+            self.catalog.commit_copy(task.id, stored, ts_s)
+
+    def _account(self) -> None:
+        """Carry out the effects: count evictions, and free what a disk would have to discard first."""
+        for effect in self.catalog.drain():
+            if isinstance(effect, Freed):
+                self.evicted_blocks += effect.reason in EVICTED
+                if effect.tier is TierId.NVME:
+                    self.catalog.discarded(effect.token)
+
+
+def _parts(block_ids: BlockIds) -> list[BlockIds]:
+    starts = range(0, len(block_ids), BATCH_KEYS_MAX)
+    return [block_ids[start : start + BATCH_KEYS_MAX] for start in starts]
+
+
+def _exact(tier: TierId, units: int) -> TierLimits:
+    return TierLimits(tier, units, sink_share=0.0, admit_hits=0)
