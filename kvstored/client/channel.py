@@ -82,6 +82,7 @@ class LocalChannel:
         self._connect_timeout_s = connect_timeout_s
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._idle: deque[LocalLink] = deque()
+        self._open: set[Connection] = set()
         self._connecting = threading.Lock()
         self._session: Session | None = None
         self._failures = 0
@@ -121,13 +122,21 @@ class LocalChannel:
             # The daemon is gone, or forgets the session by itself: either way nothing is left to do.
             pass
         finally:
-            self.abandon()
+            self._is_closed = True
+            while self._idle:
+                self._close(self._idle.pop().connection)
 
-    def abandon(self) -> None:
-        """Closes this process's descriptors without a word to the daemon."""
+    def forked(self) -> None:
+        """In the child: closes its copies of all sockets, those in use by the parent's threads too, or else the daemon would
+        never see the parent's connections end.
+        """
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().connection.close()
+        for connection in list(self._open):
+            connection.close()
+
+    def _close(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        connection.close()
 
     def _take_idle(self) -> LocalLink | None:
         while True:
@@ -137,13 +146,13 @@ class LocalChannel:
                 return None
             if link.session is self._session and link.connection.is_reusable:
                 return link
-            link.connection.close()
+            self._close(link.connection)
 
     def _give_back(self, link: LocalLink) -> None:
         if link.connection.is_reusable and not self._is_closed:
             self._idle.append(link)
         else:
-            link.connection.close()
+            self._close(link.connection)
 
     def _connected(self, timeout_s: float) -> LocalLink:
         if self._is_closed:
@@ -170,6 +179,7 @@ class LocalChannel:
         """A new connection that has opened, joined or resumed the session."""
         known = self._session
         connection = Connection(self._path, timeout_s)
+        self._open.add(connection)
         try:
             answer = connection.call(
                 "OpenSession",
@@ -182,7 +192,7 @@ class LocalChannel:
                 timeout_s,
             )
         except BaseException:
-            connection.close()
+            self._close(connection)
             raise
         if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
             known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)

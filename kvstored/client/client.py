@@ -110,7 +110,7 @@ class Client:
 
     def after_fork(self) -> None:
         """In the child: nothing of the parent's is used or told to the daemon. Called by itself."""
-        self._transport.abandon()
+        self._transport.forked()
         if not self._is_closed:
             self._transport = self._new_transport()
 

@@ -76,5 +76,5 @@ class Transport(Protocol):
     def close(self) -> None:
         """Ends the session."""
 
-    def abandon(self) -> None:
-        """Closes what this process holds, without a word to the daemon: the child's side of a fork."""
+    def forked(self) -> None:
+        """In the child of a fork: lets go of what the parent uses, without a word to the daemon."""

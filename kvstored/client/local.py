@@ -56,8 +56,8 @@ class LocalTransport:
         self._segments.clear()
         self._copier.close()
 
-    def abandon(self) -> None:
-        self._channel.abandon()
+    def forked(self) -> None:
+        self._channel.forked()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ Response = TypeVar("Response", bound=Message)
 _DATA_BYTES = 1 << 20
 """Of one message: measured best between 1 and 4 MiB."""
 _RESUME_TTL_S = 30.0
+_parents_channels: list[object] = []
+"""Kept for ever in a forked child."""
 
 
 class RemoteTransport:
@@ -71,11 +73,13 @@ class RemoteTransport:
             # Unreachable: the session ends by its TTL.
             pass
         finally:
-            self.abandon()
+            self._is_closed = True
+            self._channel.close()
 
-    def abandon(self) -> None:
+    def forked(self) -> None:
+        # Its threads did not come along: closing or collecting the channel here would wait for them.
+        _parents_channels.append(self._channel)
         self._is_closed = True
-        self._channel.close()
 
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float

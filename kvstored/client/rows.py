@@ -74,7 +74,7 @@ def shared_runs(pieces: Pieces, i: int, segments: dict[int, Bytes]) -> tuple[Byt
 
 def segments_of(pieces: Pieces) -> list[int]:
     """Numbers of the segments that the pieces lie in."""
-    return sorted({int(segment) for segment in np.unique(pieces.extents[:, 0])})
+    return sorted(set(pieces.extents[:, 0].tolist()))
 
 
 def outputs_of(sizes: U64S, hits: Sequence[bool], out: Rows | None) -> list[list[Bytes | None]]:

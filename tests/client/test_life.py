@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -215,6 +216,38 @@ class TestFork:
         view.release()
         eventually(lambda: stat(client).sessions == 1)
         assert namespace.get(keys).hits == 2
+
+    def test_a_child_that_lives_on_does_not_keep_the_parent_s_session(
+        self, daemon: FakeDaemon, client: Client
+    ) -> None:
+        program = f"""
+import os, threading, time
+from kvstored.client import Client
+from kvstored.pb import kvstored_pb2 as pb
+client = Client({daemon.address!r})
+client.session()
+poll = pb.PollEventsRequest(wait_ms=30000, cursor=99)
+call = lambda: client.call("PollEvents", poll, pb.PollEventsResponse)
+threading.Thread(target=call, daemon=True).start()
+time.sleep(0.3)
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(20)
+    os._exit(0)
+print(child, flush=True)
+os._exit(0)
+"""
+        root = Path(__file__).resolve().parents[2]
+        parent = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=root,
+            timeout=60,
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        eventually(lambda: stat(client).sessions == 1)
+        os.kill(int(parent.stdout), signal.SIGKILL)
 
     def test_children_forked_while_threads_call_do_not_hang(
         self, client: Client, namespace: Namespace
