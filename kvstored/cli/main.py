@@ -1,64 +1,111 @@
 """The `kvstored` command: a group whose commands are imported when they are called, and the one place where errors become exit codes."""
 
-import sys
 from collections.abc import Callable
 
 import click
 
 from kvstored import __version__
-from kvstored.errors import ConfigError, KvstoredError, StateMismatch
-
-EXIT_FAILED = 1
-EXIT_REFUSED = 78
-"""It cannot work as it is configured (EX_CONFIG): a service manager need not try again."""
+from kvstored.cli.manual import ManualGroup
 
 
-def _serve() -> click.Command:
+def _serve() -> tuple[click.Command, ...]:
     from kvstored.cli.serve import serve
 
-    return serve
+    return (serve,)
 
 
-def _daemon() -> click.Command:
-    from kvstored.cli.processes import daemon
-
-    return daemon
-
-
-def _front() -> click.Command:
-    from kvstored.cli.processes import front
-
-    return front
-
-
-def _restart() -> click.Command:
+def _restart() -> tuple[click.Command, ...]:
     from kvstored.cli.restart import restart
 
-    return restart
+    return (restart,)
 
 
-def _config() -> click.Command:
+def _config() -> tuple[click.Command, ...]:
     from kvstored.cli.config import config
 
-    return config
+    return (config,)
 
 
-_COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "serve": _serve,
-    "restart": _restart,
-    "config": _config,
-    "daemon": _daemon,
-    "front": _front,
+def _doctor() -> tuple[click.Command, ...]:
+    from kvstored.cli.doctor import doctor
+
+    return (doctor,)
+
+
+def _clean() -> tuple[click.Command, ...]:
+    from kvstored.cli.clean import clean
+
+    return (clean,)
+
+
+def _inspect() -> tuple[click.Command, ...]:
+    from kvstored.cli.inspect import COMMANDS
+
+    return COMMANDS
+
+
+def _data() -> tuple[click.Command, ...]:
+    from kvstored.cli.data import COMMANDS
+
+    return COMMANDS
+
+
+def _namespaces() -> tuple[click.Command, ...]:
+    from kvstored.cli.namespaces import COMMANDS
+
+    return COMMANDS
+
+
+def _verify() -> tuple[click.Command, ...]:
+    from kvstored.cli.verify import verify
+
+    return (verify,)
+
+
+def _replay() -> tuple[click.Command, ...]:
+    from kvstored.cli.replay import replay
+
+    return (replay,)
+
+
+def _processes() -> tuple[click.Command, ...]:
+    from kvstored.cli.processes import daemon, front
+
+    return (daemon, front)
+
+
+Load = Callable[[], tuple[click.Command, ...]]
+
+_FAMILIES: dict[str, dict[str, Load]] = {
+    "Run the store": {
+        "serve": _serve,
+        "restart": _restart,
+        "config": _config,
+        "doctor": _doctor,
+        "clean": _clean,
+    },
+    "Look inside": {
+        **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
+        "namespaces": _namespaces,
+    },
+    "Blocks": dict.fromkeys(
+        ("match", "put", "get", "pin", "unpin", "prefetch", "remove", "clear"), _data
+    ),
+    "Namespaces": dict.fromkeys(("retire", "remove-namespace"), _namespaces),
+    "Prove it": {"verify": _verify, "replay": _replay},
 }
+_HIDDEN: dict[str, Load] = dict.fromkeys(("daemon", "front"), _processes)
+_LOADS = {name: load for family in (*_FAMILIES.values(), _HIDDEN) for name, load in family.items()}
 
 
-class _Lazy(click.Group):
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+class _Lazy(ManualGroup):
+    families = tuple((heading, tuple(names)) for heading, names in _FAMILIES.items())
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        load = _COMMANDS.get(name)
-        return load() if load is not None else None
+        load = _LOADS.get(name)
+        if load is None:
+            return None
+        return next(command for command in load() if command.name == name)
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,8 +115,4 @@ def cli() -> None:
 
 
 def main() -> None:
-    try:
-        cli(prog_name="kvstored")
-    except KvstoredError as error:
-        click.echo(f"kvstored: {error}", err=True)
-        sys.exit(EXIT_REFUSED if isinstance(error, ConfigError | StateMismatch) else EXIT_FAILED)
+    cli(prog_name="kvstored")
