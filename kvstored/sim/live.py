@@ -82,7 +82,8 @@ class Driver:
                 read, wrong = self._read(keys[: sum(matched)], leases, timings)
                 put = self._put(keys, read, timings)
                 released_s = perf_counter()
-            timings.timed("release", released_s)
+            if sum(matched):
+                timings.timed("release", released_s)
         except LeaseLost:
             read = wrong = 0
         lost = sum(matched) - read
