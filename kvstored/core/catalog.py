@@ -293,6 +293,8 @@ class Catalog:
         tasks: list[CopyTask] = []
         pending: list[int] = []
         for block in self._stored(ns, keys).tolist():
+            if self.books.blocks.ns[block] != ns:
+                continue  # making room for the ones before evicted it
             for part in self.books.needed_parts(block):
                 there = self.books.copy_in(block, target, part)
                 source = self.books.fastest_copy(block, part)

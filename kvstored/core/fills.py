@@ -114,9 +114,11 @@ class Fills:
         self, call: Reserve, i: int, block: int, is_full: bool, now_s: float
     ) -> Granted | FillStatus:
         books = self._books
-        if block < 0:  # an earlier key of this call may have made it
-            low, high = call.keys.fingerprints[i]
-            block = books.index.find_one((int(low), int(high)))
+        low, high = call.keys.fingerprints[i]
+        name = (int(low), int(high))
+        if block < 0 or books.fingerprint(block) != name:
+            # earlier keys of this call may have made it, or evicted it and taken its row
+            block = books.index.find_one(name)
         wanted, is_underway = self._wanted(call, i, block)
         if not wanted:
             return FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT
@@ -129,8 +131,7 @@ class Fills:
             if is_last and call.last_valid_tokens
             else layout.spec.block_tokens
         )
-        low, high = call.keys.fingerprints[i]
-        block = books.ensure_block(call.ns, (int(low), int(high)), valid)
+        block = books.ensure_block(call.ns, name, valid)
         if books.blocks.valid[block] != valid and not self._resize(block, valid):
             return FillStatus.IN_PROGRESS
         self._link(call, i, block)
