@@ -68,9 +68,22 @@ def _tiers(_: click.Context, __: click.Parameter, value: str | None) -> dict[Tie
     callback=_speed,
     help="1: as fast as the trace was, 10: ten times that, max: as fast as it goes.",
 )
-@click.option("--clients", type=click.IntRange(1, 256), default=1, show_default=True)
+@click.option(
+    "--clients",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Clients that replay side by side, a thread each.",
+)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N requests only.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A picture of the hit ratio by tier over time (needs matplotlib).",
+)
 @json_option
 @click.option("--offline", is_flag=True, help="On the pure core: no daemon, no bytes, no waiting.")
 @click.option(
