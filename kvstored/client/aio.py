@@ -32,7 +32,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         *,
         name: str = "",
         timeout_s: float = 30.0,

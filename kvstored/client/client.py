@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from google.protobuf.message import Message
 
+from kvstored.client.address import default_address
 from kvstored.client.channel import LocalChannel
 from kvstored.client.links import Link, Transport
 from kvstored.client.local import LocalTransport
@@ -26,7 +27,7 @@ _LOCAL, _GRPC_UNIX, _GRPC = "unix://", "grpc+unix://", "grpc://"
 class Client:
     """A connection to one daemon, made when first needed, and again whenever it broke.
 
-    `address`: `unix:///run/kvstored.sock` on the daemon's host: bytes go through shared memory. `grpc://host:port`, or bare
+    `address`: `unix:///run/kvstored.sock` on the daemon's host: bytes go through shared memory; None is the default socket. `grpc://host:port`, or bare
     `host:port`, from anywhere: bytes go through the stream. `grpc+unix:///path` for a gRPC socket.
 
     Thread-safe. While the daemon is down calls raise Unavailable at once. After a fork the child has a session of its own, and leases of
@@ -35,7 +36,7 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         *,
         name: str = "",
         timeout_s: float = 30.0,
@@ -45,7 +46,7 @@ class Client:
     ) -> None:
         if copy_threads < 1 or timeout_s <= 0 or connect_timeout_s <= 0:
             raise InvalidArgument("timeouts and copy_threads are positive")
-        self.address = address
+        self.address = default_address() if address is None else address
         self.timeout_s = timeout_s
         self._name = name
         self._connect_timeout_s = connect_timeout_s

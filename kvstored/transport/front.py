@@ -6,7 +6,7 @@ copying megabytes happens here, never in the daemon.
 
 import asyncio
 import ipaddress
-import logging
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,6 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from kvstored import logs
+from kvstored.config import Config
 from kvstored.errors import ConfigError, KvstoredError, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.front_streams import Streams
@@ -25,13 +27,33 @@ from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import KEEP_ALIVE, METHODS, SEGMENT, SERVICE, Method
 from kvstored.wire.status import ERROR_DETAIL_KEY, failure_of, status_of
 
-log = logging.getLogger(__name__)
+log = logs.get("front")
 
 Context = Any  # grpc.aio.ServicerContext: grpc ships no types
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 
 _PROBE_S = 1.0
 _RPCS_MAX = 1024
+
+
+def run(config: Config) -> int:
+    """The front process: serves until SIGTERM. The exit code."""
+    if config.listen is None:
+        raise ConfigError("the gRPC front has nowhere to listen: set `listen`, say 127.0.0.1:7439")
+    if config.listen.path:
+        Path(config.listen.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    asyncio.run(_until_signal(config.socket, str(config.listen)))
+    return 0
+
+
+async def _until_signal(socket_path: Path, listen: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve_front(
+        socket_path, listen, stop=stop, ready=lambda bound: log.info("ready", listen=bound)
+    )
 
 
 async def serve_front(

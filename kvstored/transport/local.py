@@ -5,7 +5,6 @@ service's. Whatever a peer sends, the worst that happens is that its connection 
 """
 
 import asyncio
-import logging
 import os
 import socket
 import stat
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError, Message
 
+from kvstored import logs
 from kvstored.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -34,7 +34,7 @@ from kvstored.wire.frames import (
 from kvstored.wire.methods import BY_NUMBER, Method
 from kvstored.wire.status import OK, failure_of, status_of
 
-log = logging.getLogger(__name__)
+log = logs.get("local channel")
 
 _RECV_BYTES = 256 << 10
 _ACCEPTS_MAX = 64
@@ -111,7 +111,7 @@ class LocalServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:
-                log.exception("accepting a local connection failed")
+                log.exception("accepting failed")
                 self._pause_accepting()
                 return
             self._open(sock)
@@ -130,7 +130,7 @@ class LocalServer:
     def _open(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if len(self._connections) >= self.limits.connections:
-            log.warning("local connection refused", extra={"connections": len(self._connections)})
+            log.warning("connection refused", connections=len(self._connections))
             sock.close()
             return
         self._last_id += 1
@@ -192,17 +192,14 @@ class _Connection:
             self._ended = ended
         except Exception:
             # The border of the task: a bug here must not end the daemon's task group.
-            log.exception("local connection failed", extra=self._facts("bug"))
+            log.exception("connection failed", pid=self._caller.pid)
         finally:
             if self._ended is not None and str(self._ended):
-                log.warning("local connection closed", extra=self._facts(str(self._ended)))
+                log.warning("connection closed", reason=str(self._ended), pid=self._caller.pid)
             self._stop_reading()
             self._cancel_stall()
             self.sock.close()
             self._service.disconnected(self._caller)
-
-    def _facts(self, reason: str) -> dict[str, object]:
-        return {"reason": reason, "pid": self._caller.pid, "uid": self._caller.uid}
 
     # ---- receiving
 
@@ -305,7 +302,7 @@ class _Connection:
         except KvstoredError as error:
             answer = _failed(number, call, error)
         except Exception:
-            log.exception("a call failed", extra={"method": number, "pid": self._caller.pid})
+            log.exception("a call failed", method=number, pid=self._caller.pid)
             answer = _failed(
                 number, call, KvstoredError("internal error: the daemon's log has the details")
             )
