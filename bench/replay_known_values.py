@@ -1,12 +1,13 @@
 """Every known hit ratio of leaf-first LRU on the real traces, replayed on the real core; exits with 1 on any difference.
 
-    python bench/replay_known_values.py [SUBSTRING ...]
+    python bench/replay_known_values.py [PATTERN ...]
 
 The default test run checks those that take seconds (tests/sim/test_known_values.py); this checks all of them, or those whose name
-holds one of the substrings. It takes about a quarter of a millisecond for every block that is stored anew.
+matches one of the patterns (`weka_dev-*`). It takes about a quarter of a millisecond for every block that is stored anew.
 """
 
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ def replayed(known: Known) -> Result:
 
 
 def main(wanted: list[str]) -> int:
-    chosen = [known for known in KNOWN if not wanted or any(w in str(known) for w in wanted)]
+    chosen = [known for known in KNOWN if not wanted or any(fnmatch(str(known), w) for w in wanted)]
     wrong = 0
     for known in chosen:
         done = replayed(known)
