@@ -5,23 +5,24 @@ is discarded. Space that a client was still writing when the daemon died is kept
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import PieceRow, Recovered
-from kvstored.core.types import Heat, Layout, Place, TierId
+from kvstored.core.types import Extent, Heat, Layout, Place, TierId
 from kvstored.store.lane import Urgency
-from kvstored.store.shell import Shell, fingerprint_bytes
-from kvstored.store.survey import places_of
+from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
 from kvstored.tiers.record import Records, State
 
-SLICE_RECORDS = 512
-"""Records that the loop takes up in one turn: a few milliseconds."""
-SCAN_RECORDS = 8192
+SLICE_RECORDS = 2048
+"""Records that the loop takes up in one turn: some ten milliseconds."""
+SCAN_RECORDS = 16384
+DIGEST_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -37,6 +38,31 @@ class Found:
     writing: int = 0
     leased: int = 0
     writers: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Records of a scan and where the extents of each begin in `extents`."""
+
+    records: Records
+    first: NDArray[np.int64]
+    counts: NDArray[np.uint8]
+    extents: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def rows(self, chosen: NDArray[np.bool_] | slice) -> "Slice":
+        return Slice(self.records[chosen], self.first[chosen], self.counts[chosen], self.extents)
+
+    def place(self, i: int) -> Place:
+        begin = int(self.first[i])
+        rows = self.extents[begin : begin + int(self.counts[i])].tolist()
+        return tuple(Extent(segment, start, units) for segment, start, units in rows)
+
+    def ref(self, i: int) -> PieceRef:
+        record = self.records[i]
+        return PieceRef(record["fingerprint"].tobytes(), int(record["group"]), int(record["shard"]))
 
 
 class Recovery:
@@ -60,65 +86,56 @@ class Recovery:
                 Urgency.BACKGROUND,
             )
             found.unusable += batch.rejected
-            await self._take_up(tier, batch, found)
+            for part in slices_of(batch):
+                await self._forget(tier, self._take_up(tier, part, found))
+                await asyncio.sleep(0)
             cursor, is_done = batch.cursor, batch.done
-        shell.catalog.recovery_done(tier, shell.now_s())
+        found.dropped += shell.catalog.recovery_done(tier, shell.now_s())
         shell.apply()
+        shell.counts["recovered_copies", tier.name.lower()] += found.kept
         return found
 
-    async def _take_up(self, tier: TierId, batch: ScanBatch, found: Found) -> None:
-        places = places_of(batch)
-        for begin in range(0, len(batch.records), SLICE_RECORDS):
-            end = begin + SLICE_RECORDS
-            dropped = self._slice(tier, batch.records[begin:end], places[begin:end], found)
-            await self._forget(tier, dropped)
-            await asyncio.sleep(0)
-
-    def _slice(
-        self, tier: TierId, records: Records, places: list[Place], found: Found
-    ) -> list[tuple[PieceRef, Place]]:
+    def _take_up(self, tier: TierId, part: Slice, found: Found) -> list[tuple[PieceRef, Place]]:
         """Give the records to the catalog; those that it does not want."""
-        shell = self._shell
-        by_digest: dict[bytes, list[int]] = defaultdict(list)
-        for i, digest in enumerate(_digests(records)):
-            by_digest[digest].append(i)
+        self._set_aside(tier, part.rows(part.records["state"] == State.FILLING), found)
+        ready = part.rows(part.records["state"] == State.READY)
         dropped: list[tuple[PieceRef, Place]] = []
-        for digest, rows in by_digest.items():
-            layout = self._layout_of(digest)
-            chosen = records[rows]
-            pieces = recovered_of(chosen, [places[i] for i in rows])
-            pieces = self._set_aside(tier, chosen, pieces, found)
-            kept = [False] * len(pieces)
-            if layout is not None:
-                kept = shell.catalog.recover(tier, layout.id, pieces, shell.now_s())
-                shell.apply()
-            found.kept += sum(kept)
-            found.leased += sum(piece.leased for piece in pieces)
-            dropped.extend(
-                (_ref(piece), piece.place)
-                for piece, is_kept in zip(pieces, kept, strict=True)
-                if not is_kept
-            )
+        for digest, mine in _by_namespace(ready):
+            kept = self._recovered(tier, self._layout_of(digest), mine)
+            found.kept += int(np.count_nonzero(kept))
+            found.leased += int(np.count_nonzero(mine.records["leased"]))
+            dropped.extend((mine.ref(i), mine.place(i)) for i in np.flatnonzero(~kept).tolist())
         found.dropped += len(dropped)
         return dropped
 
-    def _set_aside(
-        self, tier: TierId, records: Records, pieces: list[Recovered], found: Found
-    ) -> list[Recovered]:
-        """Keep away from everyone what was being written at the crash; the pieces that are whole."""
-        writing = np.flatnonzero(records["state"] == State.FILLING).tolist()
-        if not writing:
-            return pieces
-        found.writers.update(records["owner_pid"][writing].tolist())
+    def _recovered(self, tier: TierId, layout: Layout | None, mine: Slice) -> NDArray[np.bool_]:
+        """Which of the records of one namespace the catalog took."""
+        kept = np.zeros(len(mine), dtype=np.bool_)
+        if layout is None:
+            return kept
+        catalog, now_s = self._shell.catalog, self._shell.now_s()
+        is_plain = mine.counts == 1
+        if is_plain.any():
+            columns = columns_of(mine.rows(is_plain))
+            kept[is_plain] = catalog.recover_many(tier, layout.id, columns, now_s)
+        if not is_plain.all():
+            pieces = pieces_of(mine.rows(~is_plain))
+            kept[~is_plain] = catalog.recover(tier, layout.id, pieces, now_s)
+        self._shell.apply()
+        return kept
+
+    def _set_aside(self, tier: TierId, writing: Slice, found: Found) -> None:
+        """Keep away from everyone what was being written at the crash."""
+        if not len(writing):
+            return
         found.writing += len(writing)
+        found.writers.update(writing.records["owner_pid"].tolist())
         rows = tuple(
-            PieceRow(piece.group, piece.shard, piece.place)
-            for piece in map(pieces.__getitem__, writing)
+            PieceRow(int(record["group"]), int(record["shard"]), writing.place(i))
+            for i, record in enumerate(writing.records)
         )
         self._shell.catalog.keep_aside(tier, rows, self._shell.now_s())
         self._shell.apply()
-        busy = set(writing)
-        return [piece for i, piece in enumerate(pieces) if i not in busy]
 
     async def _forget(self, tier: TierId, items: list[tuple[PieceRef, Place]]) -> None:
         if not items:
@@ -131,66 +148,59 @@ class Recovery:
         await shell.tiers.disk_lane.submit(lambda: disk.discard(items), Urgency.BACKGROUND)
 
 
-def recovered_of(records: Records, places: list[Place]) -> list[Recovered]:
-    """Columns to values, without touching numpy once a field."""
-    columns = zip(
-        records["fingerprint"].tolist(),
-        records["parent"].tolist(),
-        records["group"].tolist(),
-        records["shard"].tolist(),
-        records["length"].tolist(),
-        records["checksum"].tolist(),
-        places,
-        records["generation"].tolist(),
-        records["depth"].tolist(),
-        records["valid_tokens"].tolist(),
-        records["hits"].tolist(),
-        records["heat"].tolist(),
-        records["last_s"].tolist(),
-        records["leased"].tolist(),
-        strict=True,
+def slices_of(batch: ScanBatch) -> Iterator[Slice]:
+    counts = batch.extent_counts
+    first = np.cumsum(counts, dtype=np.int64) - counts
+    whole = Slice(batch.records, first, counts, batch.extents)
+    for begin in range(0, len(whole), SLICE_RECORDS):
+        yield whole.rows(slice(begin, begin + SLICE_RECORDS))
+
+
+def columns_of(part: Slice) -> RecoveredColumns:
+    """Of records with one extent each."""
+    records = part.records
+    return RecoveredColumns(
+        fingerprints=np.ascontiguousarray(records["fingerprint"]),
+        parents=np.ascontiguousarray(records["parent"]),
+        group=records["group"],
+        shard=records["shard"],
+        length=records["length"],
+        checksum=records["checksum"],
+        extents=part.extents[part.first],
+        generation=records["generation"],
+        depth=records["depth"],
+        valid=records["valid_tokens"],
+        hits=records["hits"],
+        last_s=records["last_s"],
+        leased=records["leased"] != 0,
     )
-    heats = [*Heat] + [Heat.COLD] * (256 - len(Heat))
+
+
+def pieces_of(part: Slice) -> list[Recovered]:
     return [
         Recovered(
-            fingerprint=(name[0], name[1]),
-            parent=(parent[0], parent[1]),
-            group=group,
-            shard=shard,
-            length=length,
-            checksum=checksum,
-            place=place,
-            generation=generation,
-            depth=depth,
-            valid_tokens=valid,
-            hits=hits,
-            heat=heats[heat],
-            last_s=last_s,
-            leased=bool(leased),
+            fingerprint=(int(record["fingerprint"][0]), int(record["fingerprint"][1])),
+            parent=(int(record["parent"][0]), int(record["parent"][1])),
+            group=int(record["group"]),
+            shard=int(record["shard"]),
+            length=int(record["length"]),
+            checksum=int(record["checksum"]),
+            place=part.place(i),
+            generation=int(record["generation"]),
+            depth=int(record["depth"]),
+            valid_tokens=int(record["valid_tokens"]),
+            hits=int(record["hits"]),
+            heat=Heat(min(int(record["heat"]), Heat.COLD)),
+            last_s=float(record["last_s"]),
+            leased=bool(record["leased"]),
         )
-        for (
-            name,
-            parent,
-            group,
-            shard,
-            length,
-            checksum,
-            place,
-            generation,
-            depth,
-            valid,
-            hits,
-            heat,
-            last_s,
-            leased,
-        ) in columns
+        for i, record in enumerate(part.records)
     ]
 
 
-def _digests(records: Records) -> list[bytes]:
-    packed = np.ascontiguousarray(records["digest"]).tobytes()
-    return [packed[i : i + 32] for i in range(0, len(packed), 32)]
-
-
-def _ref(piece: Recovered) -> PieceRef:
-    return PieceRef(fingerprint_bytes(piece.fingerprint), piece.group, piece.shard)
+def _by_namespace(part: Slice) -> Iterator[tuple[bytes, Slice]]:
+    """Runs of the records by their digest, each digest once."""
+    packed = np.ascontiguousarray(part.records["digest"]).view(np.uint8).reshape(-1, DIGEST_BYTES)
+    digests, which = np.unique(packed, axis=0, return_inverse=True)
+    for i, digest in enumerate(digests):
+        yield digest.tobytes(), part.rows(which.reshape(-1) == i)

@@ -18,7 +18,7 @@ from tests.store.world import World, content_of, keys_of, running
 
 FAULTS = Faults(no_space=0.05, write_error=0.1, read_error=0.1, bit_flip=0.05, delay_s_max=0.004)
 BLOCKS = 120
-STEPS = 60
+STEPS = 300
 CALLERS = 6
 
 
