@@ -21,6 +21,8 @@ _SEGMENT_FDS = 2
 """A segment and its table of records."""
 _OTHER_FDS = 64
 _BLOCK = 4096
+INDEX = "index"
+"""Of the LMDB environment within disk.path."""
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "glusterfs", "lustre"}
 _VOLATILE = {"tmpfs", "ramfs"}
 

@@ -12,7 +12,7 @@ import lmdb
 import xxhash
 
 from kvstored import __version__
-from kvstored.cli.checks import Finding, Level, nearest_existing
+from kvstored.cli.checks import INDEX, Finding, Level, nearest_existing
 from kvstored.client import Client
 from kvstored.config import Config
 from kvstored.core import keys, namespace
@@ -30,8 +30,8 @@ _ANSWER_S = 5.0
 
 def lmdb_opens(config: Config) -> list[Finding]:
     findings = [_lmdb_works(config)]
-    if (config.disk.path / "data.mdb").exists():
-        findings.append(_index_opens(config))
+    if config.disk.capacity_bytes and (config.disk.path / INDEX / "data.mdb").exists():
+        findings.append(_index_opens(config.disk.path / INDEX))
     return findings
 
 
@@ -56,18 +56,18 @@ def _lmdb_works(config: Config) -> Finding:
     return Finding("LMDB", Level.OK, f"LMDB {version} writes and reads in {where}")
 
 
-def _index_opens(config: Config) -> Finding:
+def _index_opens(path: Path) -> Finding:
     """Read only and without its locks: a running daemon does not notice."""
     try:
         with lmdb.open(
-            str(config.disk.path), readonly=True, lock=False, max_dbs=2, create=False
+            str(path), readonly=True, lock=False, max_dbs=2, create=False
         ) as environment:
             environment.info()
     except (OSError, lmdb.Error) as error:
         remedy = "serve would not use it: kvstored clean removes it, and the NVMe tier starts cold"
-        text = f"the disk index does not open: path={config.disk.path} error={error}"
+        text = f"the disk index does not open: path={path} error={error}"
         return Finding("disk index", Level.FAIL, text, remedy)
-    return Finding("disk index", Level.OK, f"the disk index opens: {config.disk.path}")
+    return Finding("disk index", Level.OK, f"the disk index opens: {path}")
 
 
 # ---- hashes

@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from kvstored import units
+from kvstored.cli.checks import INDEX
 from kvstored.cli.options import loaded, settings_flags
 from kvstored.cli.output import ask, json_option, show, yes_option
 from kvstored.config import Config
 from kvstored.errors import ConfigError
 from kvstored.statedir import StateLock
 
-_STATE_NAMES = re.compile(r"(namespaces\.json|epoch)(\.next)?")
-_DISK_NAMES = re.compile(r"data\.mdb|lock\.mdb|slab-\d{5}\.dat")
+_STATE = re.compile(r"(namespaces\.json|epoch)(\.next)?")
+_DISK = re.compile(r"slab-\d{5}\.(dat|new)|direct\.probe")
+_INDEX = re.compile(r"(data|lock)\.mdb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,18 @@ def clean(*, file: Path | None, is_agreed: bool, is_json: bool, **flags: str | N
 
 def leftovers(config: Config) -> Leftovers:
     state, disk = config.state_dir, config.disk.path
-    files = [path for path in _files(state) if _STATE_NAMES.fullmatch(path.name)]
+    files = [path for path in _files(state) if _STATE.fullmatch(path.name)]
     if config.socket.parent == state and config.socket.is_socket():
         files.append(config.socket)
+    own = [path for path in _files(disk) if _DISK.fullmatch(path.name)]
+    own += [path for path in _files(disk / INDEX) if _INDEX.fullmatch(path.name)]
     kept: list[Path] = []
     if _is_within(disk, state):
-        files += [path for path in _files(disk) if _DISK_NAMES.fullmatch(path.name)]
-        kept += [path for path in _files(disk) if path not in files]
-    elif any(_DISK_NAMES.fullmatch(path.name) for path in _files(disk)):
-        kept.append(disk)
+        files += own
+        kept = [path for path in (*_files(disk), *_files(disk / INDEX)) if path not in own]
+        kept = [path for path in kept if path != disk / INDEX]
+    elif own:
+        kept = [disk]
     size_bytes = sum(path.lstat().st_blocks * 512 for path in files)
     return Leftovers(tuple(files), tuple(kept), size_bytes)
 
@@ -94,8 +99,8 @@ def _remove_all(found: Leftovers, config: Config) -> None:
     try:
         for path in found.files:
             path.unlink(missing_ok=True)
-        path = config.disk.path
-        if _is_within(path, config.state_dir) and path.is_dir() and not _files(path):
-            path.rmdir()
+        for path in (config.disk.path / INDEX, config.disk.path):
+            if _is_within(path, config.state_dir) and path.is_dir() and not _files(path):
+                path.rmdir()
     except OSError as error:
         raise ConfigError(f"cannot be removed: path={path} error={error}") from error

@@ -24,6 +24,7 @@ from kvstored.errors import InvalidArgument, NoSpace, NotFound
 from kvstored.pb import kvstored_pb2 as pb
 
 _JOB_POLL_S = 0.05
+_PUT_WORDS = ("committed", "present", "in_progress", "no_space", "lost")
 
 
 def _piece_options(command: Command) -> Command:
@@ -129,7 +130,8 @@ def put(
             progress("put", total, is_quiet=is_json) as advance,
         ):
             outcome = put_from(source, there, keys, shape, shard=shard, advance=advance)
-    value = {"blocks": len(keys), "bytes": total, **dict(outcome)}
+    by_status = {word: outcome[word] for word in _PUT_WORDS}
+    value = {"blocks": len(keys), "bytes": total, **by_status}
     detail = {"namespace": there.digest.hex(), "keys": [key.hex() for key in keys]}
     show({**value, **detail}, lambda: facts(value), is_json=is_json)
     if refused := outcome["no_space"] + outcome["lost"]:
@@ -250,7 +252,7 @@ def pin(
     with target.client() as client:
         there = opened(client, namespace)
         pinned = there.pin(words.of(there), ttl_s=math.ceil(ttl_s), hard=is_hard)
-    value = {"pin": pinned.pin, "blocks": pinned.blocks, "bytes": pinned.bytes}
+    value = {"pin": str(pinned.pin), "blocks": pinned.blocks, "bytes": pinned.bytes}
     show(value, lambda: facts(value), is_json=is_json)
 
 
@@ -264,7 +266,7 @@ def unpin(*, pin: int, target: Target, is_json: bool) -> None:
         is_found = client.call("Unpin", pb.UnpinRequest(pin=pin), pb.UnpinResponse).found
     if not is_found:
         raise NotFound(f"no such pin, or it ended: pin={pin}; kvstored leases lists all")
-    show({"pin": pin, "found": True}, lambda: f"unpinned {pin}", is_json=is_json)
+    show({"pin": str(pin), "found": True}, lambda: f"unpinned {pin}", is_json=is_json)
 
 
 @click.command()

@@ -204,7 +204,7 @@ def locate(*, namespace: str, words: KeyWords, target: Target, is_json: bool) ->
             "key": key.hex(),
             "tiers": [tier.name.lower() for tier in TierId if bits >> tier & 1],
             "readable": bool(bits),
-            "generation": generation,
+            "generation": str(generation),  # as ids: 64 bits
         }
         for key, bits, generation in zip(keys, found.tiers, found.generations, strict=True)
     ]

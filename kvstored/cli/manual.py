@@ -145,6 +145,6 @@ def _command(ctx: click.Context) -> Iterator[str]:
         yield ""
     for param in ctx.command.get_params(ctx):
         record = param.get_help_record(ctx)
-        if record is not None and param.name != "help":
+        if record is not None and param is not ctx.command.get_help_option(ctx):
             yield f"- `{record[0]}`: {' '.join(record[1].split())}"
     yield ""

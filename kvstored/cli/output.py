@@ -150,7 +150,10 @@ def progress(title: str, total: int | None, *, is_quiet: bool) -> Iterator[Calla
 
 
 def as_json(message: Message) -> Json:
-    """Every field by name, unset ones too: bytes as hexadecimal, choices by name, numbers as numbers (not as protobuf's JSON writes 64 bits)."""
+    """Every field by name, unset ones too: bytes as hexadecimal, choices by name, numbers as numbers (protobuf's own JSON makes text of 64 bits).
+
+    Only ids are text: they use all 64 bits, and many readers of JSON round a number beyond 2**53.
+    """
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -170,6 +173,8 @@ def _value(field: Any, value: Any) -> object:  # Any: as above
         return as_json(value)
     if isinstance(value, bytes):
         return value.hex()
+    if field.name == "id":
+        return str(value)
     if field.enum_type is not None:
         number = field.enum_type.values_by_number.get(value)
         return number.name.lower() if number else int(value)

@@ -41,12 +41,13 @@ class Served:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvstored", "serve"],
-            env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stderr=(self.state_dir.parent / "log").open("wb"),
-        )
+        with (self.state_dir.parent / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "kvstored", "serve"],
+                env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
         ends = time.monotonic() + 30
         while time.monotonic() < ends:
             assert self.process.poll() is None, self.log()
