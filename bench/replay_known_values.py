@@ -2,8 +2,8 @@
 
     python bench/replay_known_values.py [PATTERN ...]
 
-The default test run checks those that take seconds (tests/sim/test_known_values.py); this checks all of them, or those whose name
-matches one of the patterns (`weka_dev-*`). It takes about a quarter of a millisecond for every block that is stored anew.
+The tests compare the core with an oracle on the heads of these traces only (tests/sim/test_known_values.py); this replays all of them
+whole, or those whose name matches one of the patterns (`weka_dev-*`). It takes about a quarter of a millisecond for every block that is stored anew.
 """
 
 import sys

@@ -13,6 +13,9 @@ from .oracle import LeafLru
 
 TINY = open_trace(Path(__file__).parent / "fixtures" / "tiny.kvt")
 
+CHECK_ROWS = 10
+"""A whole check of the books costs more than many requests."""
+
 
 def random_kvt1(path: Path, seed: int, *, requests: int) -> Trace:
     """Rows that continue or fork recent ones at random, several at one time."""
@@ -42,7 +45,8 @@ def test_lru_hits_what_the_oracle_hits_on_every_request(
         theirs = oracle.request(request.ts_s, request.block_ids)
         assert (ours.blocks, ours.hits) == (theirs.blocks, theirs.hits), f"{row=} {seed=}"
         assert stored(core, request) == stored(oracle, request), f"{row=} {seed=}"
-        core.catalog.check()
+        if row % CHECK_ROWS == 0:
+            core.catalog.check()
     assert core.catalog.counts["requests"] == core.catalog.counts["fills"] == 0
 
 
@@ -65,7 +69,8 @@ def test_a_large_slow_tier_hits_what_was_ever_stored(tmp_path: Path, seed: int) 
         best = unbounded.request(request.ts_s, request.block_ids)
         assert sum(served.hits) == sum(best.hits), f"{row=} {seed=}"
         dram, nvme = dram + served.hits[TierId.DRAM], nvme + served.hits[TierId.NVME]
-        model.catalog.check()
+        if row % CHECK_ROWS == 0:
+            model.catalog.check()
     assert dram > 0
     assert nvme > 0
     assert model.catalog.counts["tasks"] == 0
