@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvstored.core.calls import Committed, FillStatus, Granted, Reserve, Reserved
 from kvstored.core.catalog import Catalog
-from kvstored.core.types import Layout
+from kvstored.core.types import Layout, SessionId
 from kvstored.errors import Busy, InvalidArgument
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell, fingerprint_bytes
@@ -17,12 +17,15 @@ from kvstored.tiers.record import Record, State
 
 Columns = tuple[int, ...]
 """Group of each column of the wire's arrays."""
+NO_FILL = 0
+"""No fill has this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFill:
-    """`granted`: groups that its writer has to write."""
+    """`granted`: groups that its writer has to write. `session`: the core's, the only one that may commit or abort it."""
 
+    session: SessionId
     columns: Columns
     granted: tuple[int, ...]
     expires_s: float
@@ -66,9 +69,9 @@ class Puts:
     def open_fills(self) -> int:
         return len(self._fills)
 
-    def columns_of(self, fill: int) -> Columns:
-        """Groups of the columns of this fill's checksums; none for a fill that is lost."""
-        found = self._fills.get(fill)
+    def columns_of(self, session: Session, fill: int) -> Columns:
+        """Groups of the columns of this fill's checksums; none for a fill that is lost or another session's."""
+        found = self._mine(session, fill)
         return found.columns if found else ()
 
     def commit(
@@ -76,8 +79,15 @@ class Puts:
     ) -> list[FillStatus]:
         """COMMITTED or LOST for each; all shards of a block's required groups make it visible."""
         shell = self._shell
-        given = [self._checked(fill, mine) for fill, mine in zip(fills, sums, strict=True)]
-        outcomes = self._catalog.commit(session.core, fills, given, shell.now_s())
+        known: list[int] = []
+        given: list[Mapping[int, int]] = []
+        for fill, mine in zip(fills, sums, strict=True):
+            found = self._mine(session, fill)
+            known.append(fill if found else NO_FILL)
+            given.append({group: mine[group] for group in found.granted} if found else {})
+            if found:
+                del self._fills[fill]
+        outcomes = self._catalog.commit(session.core, known, given, shell.now_s())
         # the records first: an event of what became visible reads them
         for outcome, mine in zip(outcomes, given, strict=True):
             if outcome is not None:
@@ -87,7 +97,8 @@ class Puts:
 
     def abort(self, session: Session, fills: Sequence[int]) -> None:
         for fill in fills:
-            self._fills.pop(fill, None)
+            if self._mine(session, fill):
+                del self._fills[fill]
         self._catalog.abort(session.core, fills, self._shell.now_s())
         self._shell.apply()
 
@@ -121,7 +132,7 @@ class Puts:
                 continue
             records.extend(_records(session, layout, call.keys.key(grant.key_index), grant, now_s))
             granted = tuple(piece.group for piece in grant.pieces)
-            self._fills[grant.fill] = OpenFill(columns, granted, now_s + call.ttl_s)
+            self._fills[grant.fill] = OpenFill(session.core, columns, granted, now_s + call.ttl_s)
         shell.tiers.arena.mark_filling(records)
         for status, sizes in zip(reserved.status, call.sizes, strict=True):
             shell.counts["reserved_keys", status.name.lower()] += 1
@@ -129,11 +140,9 @@ class Puts:
                 shell.counts["shared_bytes", ""] += int(sizes.sum())
         return reserved
 
-    def _checked(self, fill: int, sums: Mapping[int, int]) -> Mapping[int, int]:
-        found = self._fills.pop(fill, None)
-        if found is None:
-            return {}
-        return {group: sums[group] for group in found.granted}
+    def _mine(self, session: Session, fill: int) -> OpenFill | None:
+        found = self._fills.get(fill)
+        return found if found is not None and found.session == session.core else None
 
     def _mark_ready(self, done: Committed, sums: Mapping[int, int]) -> None:
         self._shell.tiers.arena.mark_ready(

@@ -228,7 +228,8 @@ class StoreService:
     async def _commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
         session = self._asked.session(request.session, caller)
         fills = _handles(request.fills, "fills")
-        sums = sums_of(request.checksums, [self._store.puts.columns_of(fill) for fill in fills])
+        columns = [self._store.puts.columns_of(session, fill) for fill in fills]
+        sums = sums_of(request.checksums, columns)
         # the next reservation is checked before anything is done: a bad one must not hide what became of the fills
         following = self._asked.put(request.next, caller) if request.HasField("next") else None
         status = self._store.puts.commit(session, fills, sums)
