@@ -22,18 +22,24 @@ from kvstored.core.calls import (
     TouchEvent,
     Visible,
 )
-from kvstored.core.columns import CLEAN, DOOMED, FIRST, READY, SINK, SUSPECT, WAITING
+from kvstored.core.columns import CLEAN, DOOMED, FILLING, FIRST, READY, SINK, SUSPECT, WAITING
 from kvstored.core.history import Forgotten, History
+from kvstored.core.lifetimes import Lifetimes
 from kvstored.core.policies.base import Policy
 from kvstored.core.policies.composite import Composite
 from kvstored.core.policies.lru import Lru
+from kvstored.core.readability import (
+    NOT_READABLE,
+    is_complete,
+    recount_clean,
+    refresh,
+)
 from kvstored.core.rows import Tables
-from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId
+from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId, as_rows
 
-NOT_READABLE = 255
-READABLE = 0x80
-BELOW_MAX = 4096
-"""Blocks below a lost one that are made first victims at once; deeper ones are leaves first anyway."""
+WAITING_SLACK = 4096
+BELOW_MAX = 65_536
+"""Blocks below a lost one that become first victims: bounds the time that its loss takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Doomed:
 
 class Books(Tables):
     """See the module. `effects` are what the shell has to do; `history` is bounded and tells why a key is gone; `waiting` are dirty
-    copies in the order in which write-back looks at them; `mortal` are window and state copies by the time they may end."""
+    copies in the order in which write-back looks at them; `lifetimes` are window and state copies by the time they may end."""
 
     def __init__(
         self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
@@ -60,24 +66,10 @@ class Books(Tables):
         self.effects: list[Effect] = []
         self.history = History(limits.history_max)
         self.waiting: deque[int] = deque()
-        self.mortal: deque[int] = deque()
+        self.lifetimes = Lifetimes()
         self.policy: Policy = Composite(self) if policy == "composite" else Lru(self)
 
     # ---- blocks
-
-    def link(self, block: int, parent: int) -> None:
-        """Make `parent` the parent of a block that has none; a cycle or an oversize subtree leaves it a root, and so does a
-        parent that is no full block of the same namespace."""
-        full = self.blocks.valid[parent] == self.layout_of(parent).spec.block_tokens
-        same = self.blocks.ns[parent] == self.blocks.ns[block]
-        if not (full and same) or self.tree.parent[block] >= 0 or not self.tree.link(block, parent):
-            return
-        for copy in self.copies_of(block):
-            above = self.copy_in(parent, int(self.copies.tier[copy]), int(self.copies.part[copy]))
-            if above >= 0:
-                self.copies.kids[above] += 1
-        if self.blocks.valid[block] < self.layout_of(block).spec.block_tokens:
-            self.partials.setdefault(parent, set()).add(block)
 
     def drop_idle(self, block: int) -> None:
         """Forget the row of a block without copies, children and holds, and then its parents that are left so."""
@@ -86,10 +78,7 @@ class Books(Tables):
             if blocks.first_copy[block] >= 0 or tree.children[block] or blocks.holds[block]:
                 return
             parent = int(tree.parent[block])
-            if parent in self.partials:
-                self.partials[parent].discard(block)
-                if not self.partials[parent]:
-                    del self.partials[parent]
+            self.forget_partial(block, parent)
             tree.remove(block)
             self.index.pop(block)
             blocks.give(block)
@@ -112,7 +101,7 @@ class Books(Tables):
                 self._copy_ready(copy, now_s)
             return
         group = int(pieces.group[piece])
-        if self._is_complete(copy, group):
+        if is_complete(self, copy, group):
             copies.have[copy] |= np.uint32(1 << group)
             self._copy_ready(copy, now_s)
 
@@ -128,6 +117,7 @@ class Books(Tables):
             self.space.books[tier].dirty -= 1
         self.unlink_copy(copy, block)
         was_readable = blocks.fast[block] != NOT_READABLE
+        was_filling = copies.state[copy] == FILLING
         copies.state[copy] = DOOMED
         if copies.flags[copy] & SINK:
             self.space.books[tier].sinks -= int(copies.units[copy])
@@ -139,12 +129,12 @@ class Books(Tables):
         if above >= 0:
             copies.kids[above] -= 1
             self.consider(above)
-        self.refresh(block)
-        self._recount_clean(block, part)
-        if blocks.fast[block] == NOT_READABLE:
+        refresh(self, block)
+        recount_clean(self, block, part)
+        if blocks.fast[block] == NOT_READABLE and (was_readable or was_filling):
             self.history.add(fingerprint, Forgotten(reason, tier, now_s))
         if was_readable and blocks.fast[block] == NOT_READABLE and self.tree.children[block]:
-            self._first_below(block)
+            self.policy.first(self._copies_below(block))
         for other in self.copies_of(block):
             self.consider(other)
         self.free_if_unused(copy)
@@ -246,57 +236,52 @@ class Books(Tables):
         if TierId.NVME in self.space.books and not self.copies.flags[copy] & WAITING:
             self.copies.flags[copy] |= WAITING
             self.waiting.append(copy)
+            if len(self.waiting) > 2 * self.copies.live + WAITING_SLACK:
+                # rows were given back and taken again, and nobody writes back
+                self.waiting = deque(dict.fromkeys(self.waiting))
 
     def consider_blocks(self, blocks: Rows) -> None:
         """The same for every copy of many blocks, most of which are no leaves."""
         copies = self.copies
-        at = self.blocks.first_copy[blocks]
-        at = at[at >= 0]
-        while len(at):
-            idle = (copies.readers[at] == 0) & (copies.state[at] == READY)
-            leaf = (copies.kids[at] == 0) | (copies.part[at] == Part.CHECKPOINT)
-            for copy in at[idle & leaf]:
-                self.consider(int(copy))
-            at = copies.next[at]
-            at = at[at >= 0]
+        at = self.copies_of_many(blocks)
+        idle = (copies.readers[at] == 0) & (copies.state[at] == READY)
+        leaf = (copies.kids[at] == 0) | (copies.part[at] == Part.CHECKPOINT)
+        for copy in at[idle & leaf].tolist():
+            self.consider(copy)
 
     def touch(self, blocks: Rows, event: TouchEvent, now_s: float) -> None:
         """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first."""
         if event is not TouchEvent.STORED:
             self.blocks.hits[blocks] += np.uint32(event is TouchEvent.HIT)
             self.blocks.last_s[blocks] = now_s
-        at = self.blocks.first_copy[blocks[::-1]]
-        at = at[at >= 0]
-        while len(at):
-            if event is TouchEvent.HIT and not self.retired:
-                self.copies.flags[at] &= ~FIRST & 0xFF
-            self.policy.touch(at, event, now_s)
-            self._wait_again(at)
-            at = self.copies.next[at]
-            at = at[at >= 0]
+        at = self.copies_of_many(blocks[::-1])
+        if event is TouchEvent.HIT:
+            self._forgive(at)
+        self.policy.touch(at, event, now_s)
+        self._wait_again(at)
 
-    def refresh(self, block: int) -> None:
-        """Recompute from where a block can be read."""
-        copies, blocks = self.copies, self.blocks
-        masks, have = [0, 0], 0
-        for copy in self.copies_of(block):
-            if copies.state[copy] == READY:
-                if copies.part[copy] == Part.CHECKPOINT:
-                    have |= int(copies.have[copy])
-                else:
-                    masks[int(copies.part[copy])] |= 1 << int(copies.tier[copy])
-        parts = self.needed_parts(block)
-        full, fast = 0x7F, 0
-        for part in parts:
-            mask = masks[part]
-            full &= mask
-            fast = max(fast, (mask & -mask).bit_length() - 1) if mask else NOT_READABLE
-            if not mask:
-                break
-        readable = bool(parts) and fast != NOT_READABLE
-        blocks.fast[block] = fast if readable else NOT_READABLE
-        blocks.tiers[block] = full | READABLE if readable else 0
-        blocks.have[block] = have
+    def copies_of_many(self, blocks: Rows) -> Rows:
+        """The copies of the first block, then those of the second, and so on."""
+        place = np.arange(len(blocks))
+        at = self.blocks.first_copy[blocks]
+        places, found = [], []
+        while len(at):
+            place, at = place[at >= 0], at[at >= 0]
+            places.append(place)
+            found.append(at)
+            at = self.copies.next[at]
+        if len(found) <= 1:
+            return found[0] if found else at
+        rows: Rows = np.concatenate(found)[np.argsort(np.concatenate(places), kind="stable")]
+        return rows
+
+    def due_s(self, copy: int) -> float:
+        """When a window/state copy ends: the longest retention among its groups, or the daemon's default, after the last use."""
+        block = int(self.copies.block[copy])
+        groups, have = self.layout_of(block).spec.groups, int(self.copies.have[copy])
+        own = [group.retention_s for g, group in enumerate(groups) if have >> g & 1]
+        lifetime_s = float(max(own, default=0)) or self.limits.checkpoint_ttl_s
+        return float(self.blocks.last_s[block]) + lifetime_s
 
     # ---- inside
 
@@ -307,10 +292,11 @@ class Books(Tables):
             copies.state[copy] = READY
             self.space.books[tier].dirty += 1
             self.count_sink(copy, block, tier)
+        was_readable = self.blocks.fast[block] != NOT_READABLE
         self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
         self.policy.touch(np.asarray([copy], dtype=np.int32), TouchEvent.STORED, now_s)
-        self.refresh(block)
-        self._recount_clean(block, int(copies.part[copy]))
+        refresh(self, block)
+        recount_clean(self, block, int(copies.part[copy]))
         self.effects.append(
             Visible(
                 NamespaceId(int(self.blocks.ns[block])),
@@ -325,10 +311,11 @@ class Books(Tables):
         if tier is TierId.DRAM and not copies.flags[copy] & CLEAN:
             self.wait(copy)
         if copies.part[copy] == Part.CHECKPOINT:
-            self.mortal.append(copy)
-        self._retire_partials(block)
+            self.lifetimes.watch(copy, self.due_s(copy))
+        if not was_readable and self.blocks.fast[block] != NOT_READABLE:
+            self._block_returned(block)
         if int(self.blocks.ns[block]) in self.retired:
-            self.policy.first(copy)
+            self.policy.first(as_rows([copy]))
         for other in self.copies_of(block):
             self.consider(other)
 
@@ -344,61 +331,44 @@ class Books(Tables):
         if self.copies.tier[copy] == TierId.DRAM and self.copies.state[copy] == READY:
             self.effects.append(Leased(self.piece_rows(copy), leased))
 
-    def _retire_partials(self, block: int) -> None:
-        """A full block supersedes the partial ones of the same parent: they go first."""
-        parent = int(self.tree.parent[block])
-        partials = self.partials.get(parent)
-        if not partials or block in partials or self.blocks.fast[block] == NOT_READABLE:
-            return
-        for partial in sorted(partials):
-            for copy in self.copies_of(partial):
-                self.policy.first(copy)
+    def _block_returned(self, block: int) -> None:
+        """What it made unreachable is of use again; shorter blocks of the same parent are not."""
+        if self.tree.children[block]:
+            self._forgive(self._copies_below(block))
+        tokens = int(self.blocks.valid[block])
+        partials = self.partials.get(int(self.tree.parent[block]), ())
+        shorter = [partial for partial in partials if self.blocks.valid[partial] < tokens]
+        if shorter:
+            self.policy.first(self.copies_of_many(as_rows(sorted(shorter))))
 
-    def _first_below(self, block: int) -> None:
-        below = self.tree.children_of(block)
-        seen = 0
-        while below and seen < BELOW_MAX:
-            child = below.pop()
-            seen += 1
-            for copy in self.copies_of(child):
-                self.policy.first(copy)
-            if self.tree.children[child]:
-                below.extend(self.tree.children_of(child))
+    def _forgive(self, copies: Rows) -> None:
+        """First victims no more, but for those of retired namespaces."""
+        first = copies[self.copies.flags[copies] & FIRST != 0]
+        if self.retired and len(first):
+            owners = self.blocks.ns[self.copies.block[first]]
+            first = first[~np.isin(owners, list(self.retired))]
+        self.copies.flags[first] &= ~FIRST & 0xFF
 
-    def _recount_clean(self, block: int, part: int) -> None:
-        """A copy is clean while a slower tier has a ready copy that holds all it holds."""
-        copies = self.copies
-        ready = [
-            copy
-            for copy in self.copies_of(block)
-            if copies.part[copy] == part and copies.state[copy] == READY
-        ]
-        for copy in ready:
-            clean = any(
-                copies.tier[other] > copies.tier[copy]
-                and not int(copies.have[copy]) & ~int(copies.have[other])
-                for other in ready
+    def _copies_below(self, block: int) -> Rows:
+        """Copies of what lies below a block and hangs on it alone: below another unreadable block nothing is reached."""
+        below: list[int] = []
+        pending = [block]
+        while pending and len(below) < BELOW_MAX:
+            children = self.tree.children_of(pending.pop())
+            below.extend(children)
+            pending.extend(
+                child
+                for child in children
+                if self.tree.children[child] and self.blocks.fast[child] != NOT_READABLE
             )
-            was_clean = bool(copies.flags[copy] & CLEAN)
-            if clean != was_clean:
-                copies.flags[copy] ^= CLEAN
-                self.space.books[TierId(int(copies.tier[copy]))].dirty += 1 if was_clean else -1
+        return self.copies_of_many(as_rows(below))
 
     def count_sink(self, copy: int, block: int, tier: TierId) -> None:
         """A copy that just became ready is exempt if it is a sink and sinks have not used up their share."""
         book, units = self.space.books[tier], int(self.copies.units[copy])
         cap = int(book.granted * book.limits.sink_share)
+        if self.copies.part[copy] == Part.CHECKPOINT:
+            return
         if self.heat(block) is Heat.SINK and book.sinks + units <= cap:
             self.copies.flags[copy] |= SINK
             book.sinks += units
-
-    def _is_complete(self, copy: int, group: int) -> bool:
-        layout = self.layout_of(int(self.copies.block[copy]))
-        shards = layout.spec.shards if layout.spec.groups[group].sharded else 1
-        pieces = self.pieces
-        ready = sum(
-            1
-            for piece in self.pieces_of(copy)
-            if pieces.group[piece] == group and pieces.state[piece] == READY
-        )
-        return ready == shards

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.books import READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, Recovered
 from kvstored.core.columns import READY, UNVERIFIED
 from kvstored.core.policies.base import budget_of
+from kvstored.core.readability import READABLE
 from kvstored.core.types import (
     Extent,
     Fingerprints,

@@ -5,6 +5,8 @@ A task reads its source like a lease does and reserves its target; nothing is re
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvstored.core.books import Books
 from kvstored.core.calls import CopyTask, PieceMove, PieceRow, Reason, StoredPiece
 from kvstored.core.columns import CLEAN, DOOMED, READY, WAITING
@@ -12,6 +14,7 @@ from kvstored.core.eviction import Evictor
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import units_of
 from kvstored.core.types import NamespaceId, Part, Place, TierId
+from kvstored.errors import InvalidArgument
 
 WAITING_LOOKS_MAX = 4096
 """Copies that one write-back call looks at."""
@@ -33,7 +36,7 @@ class Carriage:
         books = self._books
         copies = books.copies
         block, part = int(copies.block[source]), Part(int(copies.part[source]))
-        if copies.state[source] != READY or books.copy_in(block, target, part) >= 0:
+        if copies.state[source] != READY or not self._is_vacant(source, target, now_s):
             return None
         rows = [row for row in books.pieces_of(source) if books.pieces.state[row] == READY]
         rows.sort(key=lambda row: (int(books.pieces.group[row]), int(books.pieces.shard[row])))
@@ -51,6 +54,43 @@ class Carriage:
             group, shard = int(books.pieces.group[row]), int(books.pieces.shard[row])
             books.add_piece(copy, group, shard, int(books.pieces.length[row]), place)
         return self._register(source, copy, rows, places)
+
+    def _is_vacant(self, source: int, target: TierId, now_s: float) -> bool:
+        """Whether the target lacks the copy. An idle window/state copy there that has only some of the source's groups makes way."""
+        copies = self._books.copies
+        there = self._books.copy_in(int(copies.block[source]), target, int(copies.part[source]))
+        if there < 0:
+            return True
+        is_idle = copies.state[there] == READY and not copies.readers[there] + copies.fills[there]
+        have, more = int(copies.have[there]), int(copies.have[source])
+        if not is_idle or have == more or have & ~more:
+            return False
+        self._books.drop_copy(there, Reason.SUPERSEDED, now_s)
+        return True
+
+    def prefetch(
+        self, blocks: Sequence[int], target: TierId, now_s: float
+    ) -> tuple[list[CopyTask], list[int]]:
+        """Tasks that bring these readable blocks up to `target`, and the target copies to wait for (those under way included)."""
+        books = self._books
+        if target not in books.space.books:
+            raise InvalidArgument(f"no such tier here: tier={target.name.lower()}")
+        tasks: list[CopyTask] = []
+        pending: dict[int, None] = {}
+        for block in blocks:
+            if books.blocks.ns[block] < 0:
+                continue  # making room for the ones before evicted it
+            for part in books.needed_parts(block):
+                there = books.copy_in(block, target, part)
+                source = books.fastest_copy(block, part)
+                if self.is_target(there):
+                    pending[there] = None
+                elif there < 0 and source >= 0 and books.copies.tier[source] > target:
+                    task = self.begin(source, target, now_s)
+                    if task is not None:
+                        tasks.append(task)
+                        pending[task.target_copy] = None
+        return tasks, list(pending)
 
     def _register(self, source: int, copy: int, rows: list[int], places: list[Place]) -> CopyTask:
         books = self._books
@@ -95,9 +135,8 @@ class Carriage:
         books.copies.fills[copy] -= 1
         rows = [books.piece_in(copy, move.group, move.shard) for move in task.moves]
         for row, kept in zip(rows, stored, strict=True):
-            books.trim_piece(
-                row, kept.place
-            )  # also of one to be given back: its record names this place
+            # also of one that is given back: its record names this place
+            books.trim_piece(row, kept.place)
         if books.copies.state[copy] == DOOMED:
             books.free_if_unused(copy)
         else:
@@ -129,7 +168,18 @@ class Carriage:
 
     # ---- write-back
 
-    def write_back(self, bytes_max: int, now_s: float, *, everything: bool) -> list[CopyTask]:
+    def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
+        """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
+        copies = self._books.copies
+        state, flags = copies.state[: copies.top], copies.flags[: copies.top]
+        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == TierId.DRAM)
+        for copy in np.flatnonzero(dirty).tolist():
+            self._books.wait(copy)
+        return self.write_back(bytes_max, now_s, everything=True)
+
+    def write_back(
+        self, bytes_max: int, now_s: float, *, everything: bool = False
+    ) -> list[CopyTask]:
         """Tasks that copy dirty blocks to NVMe, oldest first. While the disk has room every block is admitted, later only
         those that were hit; `everything` admits all."""
         books = self._books

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import (
     Acquire,
@@ -36,25 +36,18 @@ from kvstored.core.calls import (
     Verdict,
 )
 from kvstored.core.carriage import Carriage
+from kvstored.core.checkpoints import expire_checkpoints
 from kvstored.core.checks import check
 from kvstored.core.claims import Claims
-from kvstored.core.columns import CLEAN, FILLING, READY, UNVERIFIED
+from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
-from kvstored.core.lifetimes import expire_checkpoints
 from kvstored.core.looking import Looking
 from kvstored.core.quarantine import Quarantine
+from kvstored.core.readability import NOT_READABLE
 from kvstored.core.recovery import Recovery
-from kvstored.core.types import (
-    KeyBatch,
-    Layout,
-    Match,
-    NamespaceId,
-    Rows,
-    SessionId,
-    TierId,
-)
+from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, SessionId, TierId, as_rows
 from kvstored.errors import Busy, Conflict, NotFound
 
 
@@ -97,9 +90,7 @@ class Catalog:
     def retire(self, ns: NamespaceId) -> None:
         """Its blocks are first victims from now on; it can still be read and put to."""
         self.books.retired.add(ns)
-        for block in self._blocks_of(ns):
-            for copy in self.books.copies_of(block):
-                self.books.policy.first(copy)
+        self.books.policy.first(self.books.copies_of_many(as_rows(self._blocks_of(ns))))
 
     def remove_namespace(self, ns: NamespaceId, now_s: float) -> int:
         """Forget all its blocks; what is leased is freed when its readers are done. Answers how many were readable.
@@ -170,8 +161,8 @@ class Catalog:
             self.books.drop_copy(copy, reason, now_s)
 
     def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        rows = self._stored(ns, keys)
-        self.books.touch(rows, TouchEvent.HINT, now_s)
+        rows = self._readable(ns, keys)
+        self.books.touch(as_rows(rows), TouchEvent.HINT, now_s)
         return len(rows)
 
     # ---- writing
@@ -189,10 +180,7 @@ class Catalog:
         for i, (now, then) in enumerate(zip(current.tolist(), generations, strict=True)):
             if now != then:
                 raise Conflict(f"generation moved on: index={i} current={now} given={then}")
-        self._fills.check(call)
-        rows = self._stored(call.ns, call.keys)
-        self._forget_blocks(rows.tolist(), Reason.REPLACED, now_s)
-        return self._fills.reserve(call, now_s)
+        return self._fills.replace(call, now_s)
 
     def commit(
         self,
@@ -213,7 +201,7 @@ class Catalog:
         self._fills.abort(session, fills, now_s)
 
     def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        return self._forget_blocks(self._stored(ns, keys).tolist(), Reason.REMOVED, now_s)
+        return self._forget_blocks(self._known_rows(ns, keys), Reason.REMOVED, now_s)
 
     def clear(self, ns: NamespaceId, now_s: float) -> int:
         return self._forget_blocks(self._blocks_of(ns), Reason.REMOVED, now_s)
@@ -252,10 +240,7 @@ class Catalog:
         return self._claims.complete(session, request_id, now_s, discard=discard)
 
     def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
-        request = self._claims.requests.get((session, request_id))
-        if request is None:
-            raise NotFound(f"no such request: request_id={request_id.hex()}")
-        return NamespaceId(request.ns)
+        return NamespaceId(self._claims.request(session, request_id).ns)
 
     # ---- copies between tiers
 
@@ -269,43 +254,24 @@ class Catalog:
         self._carriage.abort(task, reason, now_s)
 
     def write_back(self, bytes_max: int, now_s: float) -> list[CopyTask]:
-        return self._carriage.write_back(bytes_max, now_s, everything=False)
+        return self._carriage.write_back(bytes_max, now_s)
 
     def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        copies = self.books.copies
-        state, flags = copies.state[: copies.top], copies.flags[: copies.top]
-        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == TierId.DRAM)
-        for copy in np.flatnonzero(dirty).tolist():
-            self.books.wait(copy)
-        return self._carriage.write_back(bytes_max, now_s, everything=True)
+        return self._carriage.flush(bytes_max, now_s)
 
     def make_room(self, tier: TierId, now_s: float) -> int:
         return self._evictor.trim(tier, now_s)
 
     def discarded(self, token: int) -> None:
+        """The records of a Freed on NVMe are off the disk: its space may be granted again."""
         self.books.space.discarded(token)
 
     def prefetch(
         self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
     ) -> tuple[list[CopyTask], list[int]]:
         """Tasks that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
-        tasks: list[CopyTask] = []
-        pending: list[int] = []
-        for block in self._stored(ns, keys).tolist():
-            if self.books.blocks.ns[block] != ns:
-                continue  # making room for the ones before evicted it
-            for part in self.books.needed_parts(block):
-                there = self.books.copy_in(block, target, part)
-                source = self.books.fastest_copy(block, part)
-                if there >= 0 and self._carriage.is_target(there):
-                    pending.append(there)
-                elif source >= 0 and self.books.copies.tier[source] > target:
-                    task = self._carriage.begin(source, target, now_s)
-                    if task is not None:
-                        tasks.append(task)
-                        pending.append(task.target_copy)
-        return tasks, pending
+        return self._carriage.prefetch(self._readable(ns, keys), target, now_s)
 
     # ---- time
 
@@ -317,7 +283,7 @@ class Catalog:
         return Expired(fills, leases, pins, incomplete + expire_checkpoints(self.books, now_s))
 
     def next_expiry_s(self) -> float:
-        parts = (self._fills, self._leases, self._claims, self._quarantine)
+        parts = self._fills, self._leases, self._claims, self._quarantine, self.books.lifetimes
         return min(part.next_s() for part in parts)
 
     # ---- recovery
@@ -398,11 +364,15 @@ class Catalog:
         if session not in self._sessions:
             raise NotFound(f"no such session: session={session}; open a new one")
 
-    def _stored(self, ns: NamespaceId, keys: KeyBatch) -> Rows:
+    def _known_rows(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
+        """Rows of the keys in their order, each once; those of mere parents included."""
         rows = self.books.index.find(keys.fingerprints)
-        rows = rows[rows >= 0]
-        mine: Rows = rows[self.books.blocks.ns[rows] == ns]
-        return mine
+        there = (rows >= 0) & (self.books.blocks.ns[rows] == ns)
+        return list(dict.fromkeys(rows[there].tolist()))
+
+    def _readable(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
+        fast = self.books.blocks.fast
+        return [row for row in self._known_rows(ns, keys) if fast[row] != NOT_READABLE]
 
     def _blocks_of(self, ns: NamespaceId) -> list[int]:
         blocks = self.books.blocks

@@ -11,6 +11,7 @@ from kvstored.core.columns import CLEAN, DOOMED, FILLING, FREE, QUEUED, READY, S
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
 from kvstored.core.policies.base import budget_of
+from kvstored.core.readability import refresh
 from kvstored.core.space import units_in
 from kvstored.core.types import Part, TierId
 
@@ -33,7 +34,7 @@ def _check_blocks(books: Books) -> None:
         is_used = blocks.first_copy[block] >= 0 or books.tree.children[block] or blocks.holds[block]
         assert is_used, f"idle block kept: block={block}"
         kept = (int(blocks.fast[block]), int(blocks.tiers[block]), int(blocks.have[block]))
-        books.refresh(block)
+        refresh(books, block)
         now = (int(blocks.fast[block]), int(blocks.tiers[block]), int(blocks.have[block]))
         assert kept == now, f"stale readability: block={block} kept={kept} now={now}"
 
@@ -124,9 +125,10 @@ def _check_holds(books: Books, fills: Fills, leases: Leases, claims: Claims) -> 
         holds[fill.block] += 1
     paths = [lease.path for lease in leases.open.values()]
     paths += [pin.path for pin in claims.pins.values()]
-    paths += [request.path for request in claims.requests.values()]
     for path in paths:
         holds.update(path.tolist())
+    for request in claims.requests.values():
+        holds.update(request.path)
     blocks = books.blocks
     for block in range(blocks.top):
         assert blocks.holds[block] == holds[block], f"holds of block={block}"

@@ -11,10 +11,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.calls import Pinned, Reason, TouchEvent
 from kvstored.core.eviction import Evictor
-from kvstored.core.types import UNIT_BYTES, KeyBatch, Rows, TierId
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.types import UNIT_BYTES, KeyBatch, Rows, TierId, as_rows
 from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
 
 
@@ -37,7 +38,7 @@ class Request:
     session: int
     id: bytes
     ns: int
-    path: Rows
+    path: set[int]
     sealed: list[int]
     recent: list[int]
     begun_s: float
@@ -49,6 +50,7 @@ class Claims:
         self._evictor = evictor
         self.pins: dict[int, Pin] = {}
         self.requests: dict[tuple[int, bytes], Request] = {}
+        self._by_session: dict[int, dict[bytes, None]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = first_id
 
@@ -116,21 +118,22 @@ class Claims:
     # ---- requests
 
     def begin(self, session: int, id_: bytes, ns: int, keys: KeyBatch, now_s: float) -> None:
-        mine = sum(1 for owner, _ in self.requests if owner == session)
+        mine = len(self._by_session.get(session, ()))
         if mine >= self._books.limits.requests_per_session_max:
             raise Busy(f"too many running requests: requests={mine}; complete some first")
         if (session, id_) in self.requests:
             raise InvalidArgument(f"request runs already: request_id={id_.hex()}")
         rows = self._run(keys, ns)
         path = self._books.hold_paths(rows)
-        request = Request(session, id_, ns, path, [], [], now_s)
+        request = Request(session, id_, ns, set(path.tolist()), [], [], now_s)
         self.requests[session, id_] = request
+        self._by_session.setdefault(session, {})[id_] = None
         self._slide(request, rows.tolist())
         self._books.touch(rows, TouchEvent.HINT, now_s)
 
     def extend(self, session: int, id_: bytes, keys: KeyBatch) -> int:
         """Blocks that sealed since: they join the path, and the recent window moves on."""
-        request = self._request(session, id_)
+        request = self.request(session, id_)
         return self._extend_rows(request, self._run(keys, request.ns))
 
     def sealed(self, session: int, id_: bytes, block: int) -> None:
@@ -141,17 +144,20 @@ class Claims:
 
     def complete(self, session: int, id_: bytes, now_s: float, *, discard: bool) -> int:
         """The request is over. `discard` drops the blocks that it added and nobody else uses."""
-        request = self._request(session, id_)
+        request = self.request(session, id_)
         del self.requests[session, id_]
+        del self._by_session[session][id_]
+        if not self._by_session[session]:
+            del self._by_session[session]
         self._slide(request, [])
-        self._books.release_holds(request.path)
+        self._books.release_holds(as_rows(sorted(request.path)))
         return self._discard(request, now_s) if discard else 0
 
     def close_session(self, session: int, now_s: float) -> None:
-        for owner, id_ in [at for at in self.requests if at[0] == session]:
-            self.complete(owner, id_, now_s, discard=False)
+        for id_ in list(self._by_session.get(session, ())):
+            self.complete(session, id_, now_s, discard=False)
 
-    def _request(self, session: int, id_: bytes) -> Request:
+    def request(self, session: int, id_: bytes) -> Request:
         request = self.requests.get((session, id_))
         if request is None:
             raise NotFound(f"no such request: request_id={id_.hex()}")
@@ -165,14 +171,13 @@ class Claims:
 
     def _extend_rows(self, request: Request, rows: Rows) -> int:
         books = self._books
-        known = set(request.path.tolist())
-        fresh = [row for row in dict.fromkeys(rows.tolist()) if row not in known]
+        fresh = [row for row in dict.fromkeys(rows.tolist()) if row not in request.path]
         if not fresh:
             return 0
-        above = [row for row in self._above(fresh, known) if row not in fresh]
-        added = np.asarray(fresh + above, dtype=np.int32)
+        request.path.update(fresh)
+        added = as_rows(fresh + self._above(fresh, request.path))
+        request.path.update(added.tolist())
         books.blocks.holds[added] += 1
-        request.path = np.concatenate([request.path, added])
         request.sealed.extend(fresh)
         self._slide(request, request.recent + fresh)
         return len(fresh)
@@ -190,11 +195,13 @@ class Claims:
         spec = self._books.layouts[request.ns].spec
         keep = -(-spec.recent_tokens // spec.block_tokens) if spec.recent_tokens else 0
         recent = self._books.recent
+        gone = dict.fromkeys(request.recent)
         recent.subtract(request.recent)
         request.recent = blocks[-keep:] if keep else []
         recent.update(request.recent)
-        for block in [block for block in recent if not recent[block]]:
-            del recent[block]
+        for block in gone:
+            if not recent[block]:
+                del recent[block]
 
     def _discard(self, request: Request, now_s: float) -> int:
         books = self._books

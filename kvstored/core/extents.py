@@ -94,6 +94,12 @@ class Extents:
             places.append(place)
         return places
 
+    def has(self, extent: Extent) -> bool:
+        """Whether it lies within the segments, taken or free."""
+        segment = self._segments.get(extent.segment)
+        is_sound = extent.start >= 0 and extent.units > 0
+        return segment is not None and is_sound and extent.start + extent.units <= segment.units
+
     def claim(self, extent: Extent) -> bool:
         """Take exactly these units, as a record found at recovery says.
 

@@ -10,10 +10,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.calls import (
     Committed,
     FillStatus,
+    Fingerprint,
     Granted,
     GrantedPiece,
     PieceRow,
@@ -21,15 +22,14 @@ from kvstored.core.calls import (
     Reserve,
     Reserved,
 )
-from kvstored.core.columns import DOOMED, FILLING, READY
+from kvstored.core.columns import DOOMED
 from kvstored.core.eviction import Evictor
-from kvstored.core.policies.base import budget_of
+from kvstored.core.placing import WRITE_TIER, Placing, Wanted
 from kvstored.core.quarantine import Quarantine
-from kvstored.core.space import units_in, units_of
-from kvstored.core.types import NamespaceId, Part, TierId
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.space import units_in
+from kvstored.core.types import NamespaceId
 from kvstored.errors import Busy, InvalidArgument
-
-WRITE_TIER = TierId.DRAM
 
 
 @dataclass(slots=True)
@@ -47,47 +47,55 @@ class Fill:
     request_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A piece that a reservation has to write."""
-
-    part: Part
-    group: int
-    shard: int
-    length: int
-
-
 class Fills:
     def __init__(
         self, books: Books, evictor: Evictor, quarantine: Quarantine, first_id: int
     ) -> None:
         self._books = books
-        self._evictor = evictor
+        self._placing = Placing(books, evictor)
         self._quarantine = quarantine
         self.open: dict[int, Fill] = {}
         self.by_session: dict[int, set[int]] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._incomplete: list[tuple[float, int, int]] = []
         self._next_id = first_id
 
     # ---- reserve
 
     def reserve(self, call: Reserve, now_s: float) -> Reserved:
         self.check(call)
-        status: list[FillStatus] = []
-        grants: list[Granted | None] = []
+        outcomes: list[Granted | FillStatus] = []
         is_full = False
-        rows = self._books.index.find(call.keys.fingerprints)
         for i in range(len(call.keys)):
-            outcome = self._reserve_one(call, i, int(rows[i]), is_full, now_s)
-            if isinstance(outcome, Granted):
-                status.append(FillStatus.GRANTED)
-                grants.append(outcome)
+            block = self._books.index.find_one(_fingerprint(call, i))
+            wanted, is_underway = self._placing.wanted(call, i, block)
+            if not wanted:
+                outcomes.append(FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT)
+            elif is_full:
+                outcomes.append(FillStatus.NO_SPACE)
+            else:
+                outcomes.append(self._reserve_one(call, i, wanted, now_s))
+                is_full = outcomes[-1] is FillStatus.NO_SPACE
+        return _reserved(outcomes)
+
+    def replace(self, call: Reserve, now_s: float) -> Reserved:
+        """Like `reserve`, over what is there. A key that finds no room keeps its block."""
+        books = self._books
+        self.check(call)
+        outcomes: list[Granted | FillStatus] = []
+        for i in range(len(call.keys)):
+            wanted, _ = self._placing.wanted(call, i, -1)
+            block = books.index.find_one(_fingerprint(call, i))
+            if not wanted or not self._placing.has_room(block, wanted, now_s):
+                outcomes.append(FillStatus.NO_SPACE)
                 continue
-            is_full = is_full or outcome is FillStatus.NO_SPACE
-            status.append(outcome)
-            grants.append(None)
-        return Reserved(status, grants)
+            if block >= 0:  # the row stays, and with it the place in the tree
+                books.blocks.holds[block] += 1
+                for copy in list(books.copies_of(block)):
+                    books.drop_copy(copy, Reason.REPLACED, now_s)
+            outcomes.append(self._reserve_one(call, i, wanted, now_s))
+            if block >= 0:
+                books.release_holds(np.asarray([block], dtype=np.int32))
+        return _reserved(outcomes)
 
     def check(self, call: Reserve) -> None:
         """Raise for a call that can never be granted."""
@@ -111,78 +119,23 @@ class Fills:
             raise Busy(f"too many open fills: open={opened}; commit or abort some first")
 
     def _reserve_one(
-        self, call: Reserve, i: int, block: int, is_full: bool, now_s: float
+        self, call: Reserve, i: int, wanted: list[Wanted], now_s: float
     ) -> Granted | FillStatus:
         books = self._books
-        low, high = call.keys.fingerprints[i]
-        name = (int(low), int(high))
-        if block < 0 or books.fingerprint(block) != name:
-            # earlier keys of this call may have made it, or evicted it and taken its row
-            block = books.index.find_one(name)
-        wanted, is_underway = self._wanted(call, i, block)
-        if not wanted:
-            return FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT
-        if is_full:
-            return FillStatus.NO_SPACE
-        layout = books.layouts[call.ns]
-        is_last = i == len(call.keys) - 1
-        valid = (
-            call.last_valid_tokens
-            if is_last and call.last_valid_tokens
-            else layout.spec.block_tokens
-        )
-        block = books.ensure_block(call.ns, name, valid)
-        if books.blocks.valid[block] != valid and not self._resize(block, valid):
+        valid = books.layouts[call.ns].spec.block_tokens
+        if call.last_valid_tokens and i == len(call.keys) - 1:
+            valid = call.last_valid_tokens
+        block = books.ensure_block(call.ns, _fingerprint(call, i), valid)
+        if not books.resize(block, valid):
             return FillStatus.IN_PROGRESS
         self._link(call, i, block)
         if books.blocks.first_copy[block] < 0:
             books.blocks.generation[block] = books.next_generation()
-        pieces = self._place(block, wanted, now_s)
-        if pieces is None:
+        rows = self._placing.place(block, wanted, now_s)
+        if rows is None:
             books.drop_idle(block)
             return FillStatus.NO_SPACE
-        return self._grant(call, i, block, pieces, now_s)
-
-    def _wanted(self, call: Reserve, i: int, block: int) -> tuple[list[_Wanted], bool]:
-        """Pieces that are neither there nor being written, and whether some are being written."""
-        books = self._books
-        groups = books.layouts[call.ns].spec.groups
-        selected = [g for g in range(len(groups)) if call.groups_mask >> g & 1]
-        wanted: list[_Wanted] = []
-        is_underway = False
-        for column, g in enumerate(selected):
-            group = groups[g]
-            length = int(call.sizes[i, column])
-            if not length:
-                continue
-            shard = call.shard if group.sharded else 0
-            state = self._piece_state(block, group.part, g, shard) if block >= 0 else 0
-            if state == FILLING:
-                is_underway = True
-            elif state != READY:
-                wanted.append(_Wanted(group.part, g, shard, length))
-        return wanted, is_underway
-
-    def _piece_state(self, block: int, part: Part, group: int, shard: int) -> int:
-        books = self._books
-        best = 0
-        for copy in books.copies_of(block):
-            if books.copies.part[copy] != part:
-                continue
-            piece = books.piece_in(copy, group, shard)
-            if piece >= 0:
-                best = max(best, int(books.pieces.state[piece]))
-            elif part is not Part.CHECKPOINT and books.copies.state[copy] == READY:
-                return READY  # a partial block may lack rows of a compressed group
-        return best
-
-    def _resize(self, block: int, valid: int) -> bool:
-        """A block that is only known as a parent or by a hold takes the size of its first put; a stored one keeps its own."""
-        books = self._books
-        if books.blocks.first_copy[block] >= 0 or books.tree.children[block]:
-            return False
-        books.blocks.valid[block] = valid
-        return True
+        return self._grant(call, i, block, rows, now_s)
 
     def _link(self, call: Reserve, i: int, block: int) -> None:
         if not call.parents.known[i] or self._books.tree.parent[block] >= 0:
@@ -192,39 +145,6 @@ class Fills:
         parent = self._books.ensure_block(call.ns, (int(low), int(high)), tokens)
         self._books.link(block, parent)
         self._books.drop_idle(parent)
-
-    def _place(self, block: int, wanted: list[_Wanted], now_s: float) -> list[int] | None:
-        """Piece rows for all, or None with nothing changed but evictions."""
-        books = self._books
-        placed: list[int] = []
-        for part in Part:
-            mine = [piece for piece in wanted if piece.part is part]
-            if not mine:
-                continue
-            copy = books.copy_in(block, WRITE_TIER, part)
-            if copy < 0:
-                copy = books.open_copy(block, WRITE_TIER, part)
-            books.copies.fills[copy] += 1
-            units = [units_of(piece.length) for piece in mine]
-            places = self._evictor.room(WRITE_TIER, budget_of(part), units, now_s)
-            if places is None:
-                self._unplace(block, part, placed, now_s)
-                return None
-            placed.extend(
-                books.add_piece(copy, piece.group, piece.shard, piece.length, place)
-                for piece, place in zip(mine, places, strict=True)
-            )
-        return placed
-
-    def _unplace(self, block: int, part: Part, placed: list[int], now_s: float) -> None:
-        books = self._books
-        copies = {int(books.pieces.copy[piece]) for piece in placed}
-        copies.add(books.copy_in(block, WRITE_TIER, part))
-        for piece in placed:
-            place = books.remove_piece(piece)
-            books.space.give(WRITE_TIER, (place,))
-        for copy in copies:
-            self._close(copy, Reason.NO_SPACE, now_s)
 
     def _grant(self, call: Reserve, i: int, block: int, rows: list[int], now_s: float) -> Granted:
         books = self._books
@@ -302,12 +222,7 @@ class Fills:
             books.piece_ready(row, checksums.get(int(books.pieces.group[row]), 0), now_s)
         self._forget(fill)
         for copy in copies:
-            books.copies.fills[copy] -= 1
-            if books.copies.state[copy] == FILLING:
-                due_s = now_s + books.limits.incomplete_ttl_s
-                generation = int(books.blocks.generation[fill.block])
-                heappush(self._incomplete, (due_s, copy, generation))
-            books.consider(copy)
+            self._placing.close(copy, Reason.INCOMPLETE, now_s)
         return Committed(fill.id, granted, bool(books.blocks.fast[fill.block] != NOT_READABLE))
 
     def abort(self, session: int, fills: Sequence[int], now_s: float) -> None:
@@ -325,30 +240,17 @@ class Fills:
 
     def expire(self, now_s: float) -> tuple[int, int]:
         """Ended fills, and copies dropped since some of their shards never came."""
-        fills = copies = 0
+        fills = 0
         while self._deadlines and self._deadlines[0][0] <= now_s:
             fill = self.open.get(heappop(self._deadlines)[1])
             if fill is not None:
                 self._end(fill, Reason.FILL_LOST, now_s, keep=True)
                 fills += 1
-        while self._incomplete and self._incomplete[0][0] <= now_s:
-            _, copy, generation = heappop(self._incomplete)
-            copies += self._drop_incomplete(copy, generation, now_s)
-        return fills, copies
-
-    def _drop_incomplete(self, copy: int, generation: int, now_s: float) -> int:
-        books = self._books
-        block = int(books.copies.block[copy])
-        if block < 0 or books.copies.state[copy] != FILLING or books.copies.fills[copy]:
-            return 0
-        if int(books.blocks.generation[block]) != generation:
-            return 0
-        books.drop_copy(copy, Reason.INCOMPLETE, now_s)
-        return 1
+        return fills, self._placing.expire(now_s)
 
     def next_s(self) -> float:
-        first = [heap[0][0] for heap in (self._deadlines, self._incomplete) if heap]
-        return min(first, default=float("inf"))
+        fill_s = self._deadlines[0][0] if self._deadlines else float("inf")
+        return min(fill_s, self._placing.next_s())
 
     def _end(self, fill: Fill, reason: Reason, now_s: float, *, keep: bool) -> None:
         """Undo a fill: its pieces leave their copies; `keep` puts their space into quarantine."""
@@ -360,7 +262,7 @@ class Fills:
             rows.append(PieceRow(group, shard, books.remove_piece(row)))
         self._forget(fill)
         for copy in copies:
-            self._close(copy, reason, now_s)
+            self._placing.close(copy, reason, now_s)
         ns = NamespaceId(fill.ns)
         if keep:
             self._quarantine.keep_space(
@@ -368,17 +270,6 @@ class Fills:
             )
         else:
             books.free_rows(WRITE_TIER, ns, fill.fingerprint, tuple(rows), reason)
-
-    def _close(self, copy: int, reason: Reason, now_s: float) -> None:
-        """One fill less on a copy; an empty one goes."""
-        books = self._books
-        books.copies.fills[copy] -= 1
-        if books.copies.state[copy] == DOOMED:
-            books.free_if_unused(copy)
-        elif books.copies.first_piece[copy] < 0:
-            books.drop_copy(copy, reason, now_s)
-        else:
-            books.consider(copy)
 
     def _forget(self, fill: Fill) -> None:
         del self.open[fill.id]
@@ -389,6 +280,18 @@ class Fills:
         self._books.release_holds(np.asarray([fill.block], dtype=np.int32))
         if len(self._deadlines) > 2 * len(self.open) + 1024:
             self._deadlines = sorted((f.expires_s, f.id) for f in self.open.values())
+
+
+def _fingerprint(call: Reserve, i: int) -> Fingerprint:
+    low, high = call.keys.fingerprints[i].tolist()
+    return low, high
+
+
+def _reserved(outcomes: list[Granted | FillStatus]) -> Reserved:
+    return Reserved(
+        [FillStatus.GRANTED if isinstance(each, Granted) else each for each in outcomes],
+        [each if isinstance(each, Granted) else None for each in outcomes],
+    )
 
 
 def held_units(books: Books, fill: Fill) -> int:

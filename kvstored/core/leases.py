@@ -10,11 +10,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.calls import (
     Acquire,
     Acquired,
     CopyTask,
+    Fingerprint,
     Grant,
     ReadBlock,
     ReadPiece,
@@ -25,6 +26,7 @@ from kvstored.core.calls import (
 from kvstored.core.carriage import Carriage
 from kvstored.core.columns import FILLING, READY, SUSPECT, UNVERIFIED
 from kvstored.core.quarantine import Quarantine
+from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Part, Rows, TierId
 from kvstored.errors import Busy, InvalidArgument
 
@@ -72,6 +74,7 @@ class Leases:
         pending: list[int] = []
         rows = self._books.index.find(call.keys.fingerprints)
         parts = self._parts(call)
+        lease.path = self._hold(call, rows)
         for i, row in enumerate(rows.tolist()):
             copies, tier, reason = self._read_one(call, i, row, parts, loads, pending, now_s)
             lease.blocks.append(row if copies else -1)
@@ -80,9 +83,14 @@ class Leases:
             lease.reasons.append(reason)
         hit = np.asarray([row for row in lease.blocks if row >= 0], dtype=np.int32)
         if len(hit):
-            lease.path = self._books.hold_paths(hit)
             self._books.touch(hit, TouchEvent.HIT, now_s)
         return Acquired(lease.id, loads, pending)
+
+    def _hold(self, call: Acquire, rows: Rows) -> Rows:
+        """Before anything is loaded: else a load evicts what the next key reads."""
+        blocks = self._books.blocks
+        there = (rows >= 0) & (blocks.ns[rows] == call.ns) & (blocks.first_copy[rows] >= 0)
+        return self._books.hold_paths(rows[there])
 
     def _begin(self, call: Acquire, now_s: float) -> Lease:
         books = self._books
@@ -128,11 +136,11 @@ class Leases:
         """Copies that the key reads, counted as read; none for a miss."""
         books = self._books
         if row < 0 or books.blocks.ns[row] != call.ns:
-            low, high = call.keys.fingerprints[i]
-            return (), READ_TIER, self.miss_reason((int(low), int(high)))
+            low, high = call.keys.fingerprints[i].tolist()
+            return (), READ_TIER, self.miss_reason(-1, (low, high))
         is_required = parts[0] is not Part.CHECKPOINT
         if is_required and books.blocks.fast[row] == NOT_READABLE:
-            return (), READ_TIER, self._unreadable_reason(row)
+            return (), READ_TIER, self.miss_reason(row, books.fingerprint(row))
         chosen: list[int] = []
         tier = READ_TIER
         for part in parts:
@@ -303,13 +311,14 @@ class Leases:
 
     # ---- why not
 
-    def miss_reason(self, fingerprint: tuple[int, int]) -> Reason:
+    def miss_reason(self, block: int, fingerprint: Fingerprint) -> Reason:
+        """Why a key cannot be read; `block`: its row, or -1."""
+        copies = self._books.copies
+        if block >= 0 and any(
+            copies.state[copy] == FILLING for copy in self._books.copies_of(block)
+        ):
+            return Reason.INCOMPLETE
         gone = self._books.history.get(fingerprint)
         if gone is not None:
             return gone.reason
         return Reason.RECOVERING if self._books.recovering else Reason.NEVER_STORED
-
-    def _unreadable_reason(self, block: int) -> Reason:
-        if any(self._books.copies.state[copy] == FILLING for copy in self._books.copies_of(block)):
-            return Reason.INCOMPLETE
-        return self.miss_reason(self._books.fingerprint(block))

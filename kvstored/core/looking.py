@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.books import NOT_READABLE, Books
+from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint, Holding, Reason, TreeNode, Verdict
 from kvstored.core.carriage import Carriage
 from kvstored.core.claims import Claims
@@ -13,6 +13,7 @@ from kvstored.core.columns import FILLING, READY
 from kvstored.core.fills import Fills, held_units
 from kvstored.core.groups import checkpoint_tokens
 from kvstored.core.leases import Leases
+from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, Match, NamespaceId, Rows, TierId
 
 
@@ -37,7 +38,8 @@ class Looking:
         if len(short):
             hit = int(short[0]) + 1
         if not hit:
-            return Match(0, 0, 0, 0, (0, 0, 0, 0), self._reason(keys, 0))
+            reason = self._reason(rows, keys, 0) if len(rows) else ""
+            return Match(0, 0, 0, 0, (0, 0, 0, 0), reason)
         run = rows[:hit]
         last = int(blocks.valid[run[-1]])
         tokens = (hit - 1) * spec.block_tokens + last
@@ -51,7 +53,7 @@ class Looking:
             checkpoint_tokens=checkpoint,
             replay_tokens=tokens - checkpoint,
             tier_blocks=(int(tiers[0]), int(tiers[1]), int(tiers[2]), int(tiers[3])),
-            miss_reason="" if hit == len(rows) else self._reason(keys, hit),
+            miss_reason="" if hit == len(rows) else self._reason(rows, keys, hit),
         )
 
     def locate(
@@ -210,6 +212,6 @@ class Looking:
         assert run[0] == head
         return run
 
-    def _reason(self, keys: KeyBatch, i: int) -> str:
-        low, high = keys.fingerprints[i]
-        return self._leases.miss_reason((int(low), int(high))).value
+    def _reason(self, rows: Rows, keys: KeyBatch, i: int) -> str:
+        low, high = keys.fingerprints[i].tolist()
+        return self._leases.miss_reason(int(rows[i]), (low, high)).value

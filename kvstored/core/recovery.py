@@ -31,6 +31,7 @@ class Recovery:
     def __init__(self, books: Books, quarantine: Quarantine) -> None:
         self._books = books
         self._quarantine = quarantine
+        self._contested: dict[TierId, list[Extent]] = {}
 
     def begin(self, tier: TierId) -> None:
         """Until `done` nothing is granted in this tier, and misses say that it is recovering."""
@@ -53,10 +54,15 @@ class Recovery:
         books = self._books
         kept = np.zeros(len(columns), dtype=np.bool_)
         plain = is_plain(books, books.layouts[ns], columns)
+        contested: list[Extent] = []
         for i in np.flatnonzero(plain).tolist():
-            kept[i] = self._claim(tier, (columns.extent(i),))
+            kept[i] = self._take(tier, (columns.extent(i),), now_s)
             if not kept[i]:
-                self._drop_claimants(tier, (columns.extent(i),), now_s)
+                contested.append(columns.extent(i))
+        for i in np.flatnonzero(kept).tolist() if contested else ():
+            if _meets(contested, columns.extent(i)):  # the earlier claimant was of this batch
+                books.space.books[tier].extents.give((columns.extent(i),))
+                kept[i] = False
         taken = np.flatnonzero(kept)
         for group in np.unique(columns.group[taken]):
             recover_plain(books, tier, ns, columns, taken[columns.group[taken] == group])
@@ -86,7 +92,10 @@ class Recovery:
         at = copies.block[rows]
         order = np.lexsort((-books.tree.depth[at], books.blocks.last_s[at]))
         books.policy.touch(rows[order], TouchEvent.STORED, now_s)
+        owners = books.blocks.ns[at]
+        books.policy.first(rows[np.isin(owners, list(books.retired))])
         books.recovering.discard(tier)
+        self._contested.pop(tier, None)
         books.consider_blocks(np.unique(at))
         return len(incomplete)
 
@@ -95,18 +104,17 @@ class Recovery:
         spec = books.layouts[ns].spec
         if piece.group >= len(spec.groups) or piece.shard >= spec.shards:
             return False
-        if not self._claim(tier, piece.place):
-            self._drop_claimants(tier, piece.place, now_s)
+        if not self._take(tier, piece.place, now_s):
             return False
         part = spec.groups[piece.group].part
         block = books.ensure_block(ns, piece.fingerprint, piece.valid_tokens)
         copy = books.copy_in(block, tier, part)
-        if books.blocks.valid[block] != piece.valid_tokens and not self._resize(block, piece):
+        if not books.resize(block, piece.valid_tokens) or self._is_stale(block, piece):
             return self._refuse(tier, piece.place, block)
         if copy >= 0 and books.piece_in(copy, piece.group, piece.shard) >= 0:
             return self._refuse(tier, piece.place, block)
         self._link(ns, block, piece)
-        self._date(block, piece)
+        self._date(tier, block, piece)
         if copy < 0:
             copy = books.open_copy(block, tier, part)
             if tier <= TierId.DRAM:
@@ -117,6 +125,18 @@ class Recovery:
             books.read(copy)
             self._quarantine.keep_copies(NOBODY, (copy,), now_s)
         return True
+
+    def _take(self, tier: TierId, place: Place, now_s: float) -> bool:
+        """Claims space for a record. Where another one claims it nobody can tell which is right: both go, and any later one."""
+        contested = self._contested.setdefault(tier, [])
+        if not any(_meets(contested, extent) for extent in place):
+            if self._claim(tier, place):
+                return True
+            if not all(self._books.space.books[tier].extents.has(extent) for extent in place):
+                return False  # from before the tier was made smaller
+            contested.extend(place)
+            self._drop_claimants(tier, place, now_s)
+        return False
 
     def _claim(self, tier: TierId, place: Place) -> bool:
         extents = self._books.space.books[tier].extents
@@ -134,12 +154,12 @@ class Recovery:
         self._books.drop_idle(block)
         return False
 
-    def _resize(self, block: int, piece: Recovered) -> bool:
+    def _is_stale(self, block: int, piece: Recovered) -> bool:
+        """In a mutable namespace the bytes of another generation are other bytes."""
         books = self._books
-        if books.blocks.first_copy[block] >= 0 or books.tree.children[block]:
-            return False
-        books.blocks.valid[block] = piece.valid_tokens
-        return True
+        is_same = books.blocks.generation[block] == piece.generation
+        is_stored = books.blocks.first_copy[block] >= 0
+        return books.layout_of(block).spec.mutable and is_stored and not is_same
 
     def _link(self, ns: NamespaceId, block: int, piece: Recovered) -> None:
         books = self._books
@@ -149,16 +169,15 @@ class Recovery:
         books.link(block, parent)
         books.drop_idle(parent)
 
-    def _date(self, block: int, piece: Recovered) -> None:
+    def _date(self, tier: TierId, block: int, piece: Recovered) -> None:
         blocks = self._books.blocks
         blocks.hits[block] = max(int(blocks.hits[block]), piece.hits)
         blocks.last_s[block] = max(float(blocks.last_s[block]), piece.last_s)
-        if piece.generation and blocks.first_copy[block] < 0:
+        if piece.generation and (blocks.first_copy[block] < 0 or tier <= TierId.DRAM):
             blocks.generation[block] = piece.generation
             self._books.saw_generation(piece.generation)
 
     def _drop_claimants(self, tier: TierId, place: Place, now_s: float) -> None:
-        """Nobody can tell which of two records is right: the earlier one goes as well."""
         books, pieces = self._books, self._books.pieces
         live = pieces.copy[: pieces.top] >= 0
         for extent in place:
@@ -173,7 +192,7 @@ class Recovery:
                     books.drop_copy(copy, Reason.CORRUPT, now_s)
 
 
-def _meets(place: Place, extent: Extent) -> bool:
+def _meets(place: Sequence[Extent], extent: Extent) -> bool:
     return any(
         other.segment == extent.segment
         and other.start < extent.start + extent.units

@@ -6,13 +6,16 @@ What a change means for readability, eviction and accounting is decided in books
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvstored.core.calls import Fingerprint, PieceRow, TierLimits
-from kvstored.core.columns import FILLING, READY, SUSPECT, Blocks, Copies, Pieces
+from kvstored.core.columns import FILLING, READY, SINK, SUSPECT, Blocks, Copies, Pieces
 from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Extent, Heat, Layout, Part, Place, TierId
+from kvstored.core.types import Extent, Heat, Layout, Part, Place, Rows, TierId
 
 
 class Tables:
@@ -32,12 +35,17 @@ class Tables:
         self.partials: dict[int, set[int]] = {}
         self.recent: Counter[int] = Counter()
         self._needed: dict[tuple[int, int], tuple[Part, ...]] = {}
+        self._sink_blocks: Rows = np.zeros(64, dtype=np.int32)
         self._generation = epoch << 32
 
     # ---- namespaces and blocks
 
     def add_layout(self, layout: Layout) -> None:
         self.layouts[layout.id] = layout
+        if layout.id >= len(self._sink_blocks):
+            more = np.zeros(layout.id, dtype=np.int32)
+            self._sink_blocks = np.concatenate((self._sink_blocks, more))
+        self._sink_blocks[layout.id] = -(-layout.spec.sink_tokens // layout.spec.block_tokens)
         self.space.has_checkpoints |= bool(layout.groups_of(Part.CHECKPOINT))
 
     def layout_of(self, block: int) -> Layout:
@@ -85,14 +93,55 @@ class Tables:
         self.tree.add(block)
         return block
 
+    def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
+        mask: NDArray[np.bool_] = (
+            self.tree.depth[blocks] < self._sink_blocks[self.blocks.ns[blocks]]
+        )
+        return mask
+
     def heat(self, block: int) -> Heat:
-        spec = self.layout_of(block).spec
-        if int(self.tree.depth[block]) * spec.block_tokens < spec.sink_tokens:
+        if self.tree.depth[block] < self._sink_blocks[self.blocks.ns[block]]:
             return Heat.SINK
         if self.recent and block in self.recent:
             return Heat.RECENT
         shared = self.blocks.hits[block] or self.tree.children[block] > 1
         return Heat.SHARED if shared else Heat.COLD
+
+    def link(self, block: int, parent: int) -> None:
+        """Make `parent` the parent of a block that has none; a cycle or an oversize subtree leaves it a root, and so does a
+        parent that is no full block of the same namespace."""
+        full = self.blocks.valid[parent] == self.layout_of(parent).spec.block_tokens
+        same = self.blocks.ns[parent] == self.blocks.ns[block]
+        if not (full and same) or self.tree.parent[block] >= 0 or not self.tree.link(block, parent):
+            return
+        for copy in self.copies_of(block):
+            above = self.copy_in(parent, int(self.copies.tier[copy]), int(self.copies.part[copy]))
+            if above >= 0:
+                self.copies.kids[above] += 1
+        if self.blocks.valid[block] < self.layout_of(block).spec.block_tokens:
+            self.partials.setdefault(parent, set()).add(block)
+
+    def resize(self, block: int, valid_tokens: int) -> bool:
+        """A block that is only known as a parent or by a hold takes the size of its first copy; a stored one keeps its own."""
+        blocks = self.blocks
+        if blocks.valid[block] == valid_tokens:
+            return True
+        if blocks.first_copy[block] >= 0 or self.tree.children[block]:
+            return False
+        blocks.valid[block] = valid_tokens
+        parent = int(self.tree.parent[block])
+        self.forget_partial(block, parent)
+        if parent >= 0 and valid_tokens < self.layout_of(block).spec.block_tokens:
+            self.partials.setdefault(parent, set()).add(block)
+        return True
+
+    def forget_partial(self, block: int, parent: int) -> None:
+        """The block is no partial child of this parent any more."""
+        partials = self.partials.get(parent)
+        if partials is not None:
+            partials.discard(block)
+            if not partials:
+                del self.partials[parent]
 
     # ---- copies
 
@@ -244,10 +293,15 @@ class Tables:
             self.long_places[piece] = place
 
     def _use(self, copy: int, units: int) -> None:
+        """A copy that is being read grows and shrinks too: by another group of a checkpoint, by the trim of a load."""
         copies = self.copies
         copies.units[copy] = int(copies.units[copy]) + units
         book = self.space.books[TierId(int(copies.tier[copy]))]
         book.used[budget_of(int(copies.part[copy]))] += units
+        if copies.readers[copy]:
+            book.leased += units
+        if copies.flags[copy] & SINK:
+            book.sinks += units
 
 
 def pieces_needed(layout: Layout, part: Part, valid_tokens: int) -> int:

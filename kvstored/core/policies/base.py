@@ -1,20 +1,24 @@
 """The interface of eviction policies, and the lazy order that they share.
 
 The policy owns the order of victims; the books say what may be evicted at all. Touching only writes ranks: the order is a heap of
-(rank when queued, row) integers, and an entry whose rank has grown since is queued again when it comes up. A rank may shrink only
-through `first`, which queues at once.
+(key when queued, row) integers, where the key of a first victim lies below all others. An entry whose key has grown since is queued again
+when it comes up; a key shrinks only in `first`, which queues at once. So a rank never shrinks while its copy lives.
 """
 
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.calls import TouchEvent
 from kvstored.core.columns import FIRST, QUEUED, Blocks, Copies
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import Budget, Part, Rows, TierId
 
+RANK_BITS = 60
+"""Ranks lie in [0, 2^60)."""
+_FIRST_OFFSET = 1 << RANK_BITS
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _SLACK = 4096
@@ -29,6 +33,8 @@ class Ledger(Protocol):
 
     def is_evictable(self, row: int) -> bool: ...
 
+    def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]: ...
+
 
 class Policy(Protocol):
     name: str
@@ -39,8 +45,9 @@ class Policy(Protocol):
     def offer(self, row: int) -> None:
         """The copy may be evicted from now on (leaf, ready, not read). Does nothing if it is queued already."""
 
-    def first(self, row: int) -> None:
-        """Make the copy a first victim: retired, superseded, or below a lost block."""
+    def first(self, rows: Rows) -> None:
+        """Make copies first victims: retired, superseded, or below a lost block. They keep their ranks, and are ordinary
+        copies again once the books clear FIRST."""
 
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         """The first copy in order that may be evicted, taken out of the order; None when there is none."""
@@ -64,12 +71,11 @@ class LazyOrder:
         copies.flags[row] |= QUEUED
         self._push(row)
 
-    def first(self, row: int) -> None:
-        """Duplicates are harmless: only an entry of the current rank counts, and a forgotten row is not evictable."""
-        copies = self._ledger.copies
-        copies.flags[row] |= FIRST
-        copies.rank[row] = 0
-        if copies.flags[row] & QUEUED:
+    def first(self, rows: Rows) -> None:
+        flags = self._ledger.copies.flags
+        fresh = rows[flags[rows] & FIRST == 0]
+        flags[fresh] |= FIRST
+        for row in fresh[flags[fresh] & QUEUED != 0].tolist():
             self._push(row)
 
     def victim(self, tier: TierId, budget: Budget) -> int | None:
@@ -80,22 +86,27 @@ class LazyOrder:
             row = entry & _ROW_MASK
             if not copies.flags[row] & QUEUED or not _belongs(copies, row, tier, budget):
                 continue
-            rank = int(copies.rank[row])
-            if rank > entry >> _ROW_BITS:
-                heappush(heap, rank << _ROW_BITS | row)
+            key, queued_key = self._key(row), entry >> _ROW_BITS
+            if key > queued_key:
+                heappush(heap, key << _ROW_BITS | row)
                 continue
-            if rank < entry >> _ROW_BITS:
-                continue  # `first` queued it again with its smaller rank
+            if key < queued_key:
+                continue  # `first` queued it again with its smaller key, or the row has another copy now
             copies.flags[row] &= ~QUEUED & 0xFF
             if self._ledger.is_evictable(row):
                 return row
         return None
 
+    def _key(self, row: int) -> int:
+        copies = self._ledger.copies
+        rank = int(copies.rank[row])
+        return rank - _FIRST_OFFSET if copies.flags[row] & FIRST else rank
+
     def _push(self, row: int) -> None:
         copies = self._ledger.copies
         key = (int(copies.tier[row]), int(budget_of(int(copies.part[row]))))
         heap = self._heaps.setdefault(key, [])
-        heappush(heap, int(copies.rank[row]) << _ROW_BITS | row)
+        heappush(heap, self._key(row) << _ROW_BITS | row)
         if len(heap) > 2 * copies.live + _SLACK:
             self._compact(*key)
 
@@ -106,8 +117,8 @@ class LazyOrder:
             (copies.flags[: copies.top] & QUEUED != 0) & (copies.tier[: copies.top] == tier)
         )
         heap = [
-            int(copies.rank[row]) << _ROW_BITS | int(row)
-            for row in rows
+            self._key(row) << _ROW_BITS | row
+            for row in rows.tolist()
             if budget_of(int(copies.part[row])) == budget
         ]
         heapify(heap)

@@ -6,7 +6,6 @@ It ignores temperature classes; sinks are exempt in the books. Within a request 
 import numpy as np
 
 from kvstored.core.calls import TouchEvent
-from kvstored.core.columns import FIRST
 from kvstored.core.policies.base import LazyOrder, Ledger
 from kvstored.core.types import Budget, Rows, TierId
 
@@ -20,16 +19,14 @@ class Lru:
         self._touches = 1
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
-        copies = self._ledger.copies
-        rows = rows[copies.flags[rows] & FIRST == 0]
-        copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
+        self._ledger.copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
         self._touches += len(rows)
 
     def offer(self, row: int) -> None:
         self._order.offer(row)
 
-    def first(self, row: int) -> None:
-        self._order.first(row)
+    def first(self, rows: Rows) -> None:
+        self._order.first(rows)
 
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         return self._order.victim(tier, budget)

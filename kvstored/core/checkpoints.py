@@ -1,0 +1,31 @@
+"""Which window and state copies end now."""
+
+from kvstored.core.books import Books
+from kvstored.core.calls import Reason
+from kvstored.core.columns import READY
+from kvstored.core.types import Part
+
+LOOKS_MAX = 4096
+"""Copies that one call looks at; the rest waits for the next."""
+
+
+def expire_checkpoints(books: Books, now_s: float) -> int:
+    """Forget window and state copies whose time is over and that nobody uses; answers how many."""
+    copies = books.copies
+    ended = 0
+    for _ in range(LOOKS_MAX):
+        copy = books.lifetimes.take(now_s)
+        if copy is None:
+            break
+        if copies.state[copy] != READY or copies.part[copy] != Part.CHECKPOINT:
+            continue
+        due_s = books.due_s(copy)
+        if copies.readers[copy] or copies.fills[copy]:
+            books.blocks.last_s[copies.block[copy]] = now_s  # in use now
+            due_s = books.due_s(copy)
+        if due_s > now_s:
+            books.lifetimes.watch(copy, due_s)
+            continue
+        books.drop_copy(copy, Reason.EXPIRED, now_s)
+        ended += 1
+    return ended

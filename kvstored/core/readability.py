@@ -1,0 +1,69 @@
+"""What follows from the copies of one block: where it can be read from, and which of its copies are clean. Recomputed from the rows."""
+
+from kvstored.core.columns import CLEAN, READY
+from kvstored.core.rows import Tables
+from kvstored.core.types import Part, TierId
+
+NOT_READABLE = 255
+READABLE = 0x80
+_ALL_TIERS = 0x7F
+
+
+def refresh(tables: Tables, block: int) -> None:
+    """Recompute from where a block can be read. Of several window/state copies the fastest counts: it is the one that is read."""
+    copies, blocks = tables.copies, tables.blocks
+    masks = [0, 0]
+    checkpoint = -1
+    for copy in tables.copies_of(block):
+        if copies.state[copy] != READY:
+            continue
+        part = int(copies.part[copy])
+        if part != Part.CHECKPOINT:
+            masks[part] |= 1 << int(copies.tier[copy])
+        elif checkpoint < 0 or copies.tier[copy] < copies.tier[checkpoint]:
+            checkpoint = copy
+    parts = tables.needed_parts(block)
+    full, fast = _ALL_TIERS, 0
+    for part in parts:
+        mask = masks[part]
+        full &= mask
+        fast = max(fast, (mask & -mask).bit_length() - 1) if mask else NOT_READABLE
+        if not mask:
+            break
+    readable = bool(parts) and fast != NOT_READABLE
+    blocks.fast[block] = fast if readable else NOT_READABLE
+    blocks.tiers[block] = full | READABLE if readable else 0
+    blocks.have[block] = copies.have[checkpoint] if checkpoint >= 0 else 0
+
+
+def recount_clean(tables: Tables, block: int, part: int) -> None:
+    """A copy is clean while a slower tier has a ready copy that holds all it holds."""
+    copies = tables.copies
+    ready = [
+        copy
+        for copy in tables.copies_of(block)
+        if copies.part[copy] == part and copies.state[copy] == READY
+    ]
+    for copy in ready:
+        clean = any(
+            copies.tier[other] > copies.tier[copy]
+            and not int(copies.have[copy]) & ~int(copies.have[other])
+            for other in ready
+        )
+        was_clean = bool(copies.flags[copy] & CLEAN)
+        if clean != was_clean:
+            copies.flags[copy] ^= CLEAN
+            tables.space.books[TierId(int(copies.tier[copy]))].dirty += 1 if was_clean else -1
+
+
+def is_complete(tables: Tables, copy: int, group: int) -> bool:
+    """Whether every shard of a window or state group is there."""
+    layout = tables.layout_of(int(tables.copies.block[copy]))
+    shards = layout.spec.shards if layout.spec.groups[group].sharded else 1
+    pieces = tables.pieces
+    ready = sum(
+        1
+        for piece in tables.pieces_of(copy)
+        if pieces.group[piece] == group and pieces.state[piece] == READY
+    )
+    return ready == shards
