@@ -1,7 +1,9 @@
 """Commands that look inside a running daemon and change nothing: stat, tree, leases, explain, locate, events."""
 
 import json
+from contextlib import suppress
 from datetime import datetime
+from typing import NoReturn
 
 import click
 from rich.console import Group, RenderableType
@@ -242,16 +244,21 @@ def events(*, follow: bool, since: str | None, target: Target, is_json: bool) ->
         if not follow:
             _print_kept(client, epoch, cursor, is_json=is_json)
             return
-        while True:
-            answer = _poll(client, epoch, cursor, wait_ms=_POLL_WAIT_MS)
-            epoch, cursor = answer.epoch, answer.cursor
-            if answer.lost:
-                click.echo(_LOST, err=True)
-            for event in answer.events:
-                click.echo(json.dumps(as_json(event)) if is_json else _event_text(event))
+        with suppress(KeyboardInterrupt):
+            _print_coming(client, epoch, cursor, is_json=is_json)
 
 
 _LOST = "kvstored: some events are gone: the ring is bounded, or the daemon was restarted"
+
+
+def _print_coming(client: Client, epoch: int, cursor: int, *, is_json: bool) -> NoReturn:
+    while True:
+        answer = _poll(client, epoch, cursor, wait_ms=_POLL_WAIT_MS)
+        epoch, cursor = answer.epoch, answer.cursor
+        if answer.lost:
+            click.echo(_LOST, err=True)
+        for event in answer.events:
+            click.echo(json.dumps(as_json(event)) if is_json else _event_text(event))
 
 
 def _print_kept(client: Client, epoch: int, cursor: int, *, is_json: bool) -> None:

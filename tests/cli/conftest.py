@@ -26,7 +26,7 @@ Run = Callable[..., Result]
 class Served:
     """`serve` as a process of its own, in a directory of its own."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, **environment: str) -> None:
         self.state_dir = state_dir
         self.socket = state_dir / "kvstored.sock"
         self.environment = {
@@ -37,6 +37,7 @@ class Served:
             "KVSTORED_DRAM_CAPACITY": "16MiB",
             "KVSTORED_DISK_CAPACITY": "32MiB",
             "KVSTORED_LIMITS_DRAIN": "2s",
+            **environment,
         }
         self.process: subprocess.Popen[bytes] | None = None
 

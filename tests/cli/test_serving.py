@@ -1,0 +1,53 @@
+"""The whole of it: keeper, daemon and gRPC front, as `serve` starts them with the usual settings."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Served, done, told
+
+BLOCK = 8192
+PUT = ("--block-bytes", "8KiB", "--block-tokens", "4")
+TOKENS = ("--tokens", "1,2,3,4,5,6,7,8")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        whole = Served(Path(folder) / "state", KVSTORED_LISTEN=f"127.0.0.1:{port}")
+        whole.state_dir.mkdir()
+        for name, value in whole.environment.items():
+            monkeypatch.setenv(name, value)
+        whole.start()
+        yield whole
+        whole.stop()
+
+
+def test_restart_replaces_daemon_and_front_and_dram_stays(served: Served) -> None:
+    # The front never told the keeper that it was ready, so restart waited its minute and gave up.
+    content = os.urandom(BLOCK * 2)
+    told("put", "m@1", *TOKENS, *PUT, input=content)
+    before = told("stat")
+    assert told("restart", "--timeout", "30s")["restarted_in_s"] < 30
+    after = told("stat")
+    assert after["keeper_pid"] == before["keeper_pid"]
+    assert after["daemon_pid"] != before["daemon_pid"]
+    assert done("get", "m@1", *TOKENS).stdout_bytes == content
+
+
+def test_put_and_get_over_grpc_are_those_over_the_socket(served: Served, tmp_path: Path) -> None:
+    address = ("--address", served.environment["KVSTORED_LISTEN"])
+    told("restart", "--timeout", "30s")  # the front is ready after it
+    content = os.urandom(BLOCK * 2)
+    assert told("put", "m@1", *TOKENS, *PUT, *address, input=content)["committed"] == 2
+    assert done("get", "m@1", *TOKENS).stdout_bytes == content
+    out = tmp_path / "out"
+    assert told("get", "m@1", *TOKENS, *address, "--out", str(out))["read_blocks"] == 2
+    assert out.read_bytes() == content
+    assert told("stat", *address)["front_pid"] > 0
