@@ -18,8 +18,10 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from kvstored import logs
+from kvstored.client.nearby import host_id
 from kvstored.config import Config
 from kvstored.errors import ConfigError, KvstoredError, Unavailable
+from kvstored.notify import Notifier
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.front_streams import Streams
 from kvstored.transport.upstream import Upstream
@@ -47,13 +49,17 @@ def run(config: Config) -> int:
 
 
 async def _until_signal(socket_path: Path, listen: str) -> None:
+    notifier = Notifier.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve_front(
-        socket_path, listen, stop=stop, ready=lambda bound: log.info("ready", listen=bound)
-    )
+
+    def ready(bound: str) -> None:
+        notifier.ready(f"serving at {bound}")
+        log.info("ready", listen=bound)
+
+    await serve_front(socket_path, listen, stop=stop, ready=ready)
 
 
 async def serve_front(
@@ -171,12 +177,16 @@ def _handlers(upstream: Upstream, streams: Streams) -> Any:  # grpc ships no typ
 
 
 def _passing(upstream: Upstream, method: Method) -> Unary:
-    """Bytes through, except that a session opened here is tied to no connection of the local channel."""
+    """Bytes through, except that a session opened here is tied to no connection of the local channel, and that its answer tells
+    callers of this host where they can share memory."""
 
     async def passed(payload: bytes, context: Context) -> bytes:
         if method.name == "OpenSession":
             # Fields of a message may follow in any order, and the last of a kind counts.
             payload += pb.OpenSessionRequest(detached=True).SerializeToString()
+            near = pb.OpenSessionResponse(local_socket=str(upstream.path), host=host_id())
+            answer = await upstream.call_raw(method, payload, _timeout_s(context))
+            return answer + near.SerializeToString()
         return await upstream.call_raw(method, payload, _timeout_s(context))
 
     return _answering(passed)
