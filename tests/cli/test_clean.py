@@ -54,7 +54,7 @@ def test_it_refuses_while_another_process_has_the_directory(left: Path) -> None:
 
 def test_it_refuses_while_a_daemon_runs(daemon: Served) -> None:
     assert run("clean", "--yes").exit_code == 78
-    assert (daemon.state_dir / "disk" / "slab-00000.dat").exists()
+    assert (daemon.state_dir / "epoch").exists()
 
 
 @pytest.fixture
