@@ -1,6 +1,7 @@
 """The blocking client: one object an engine process shares among its threads."""
 
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from kvstored.client.namespace import Namespace, opened
 from kvstored.client.remote import RemoteTransport
 from kvstored.clock import Clock, SystemClock
 from kvstored.core.types import NamespaceSpec
-from kvstored.errors import InvalidArgument, Unavailable
+from kvstored.errors import InvalidArgument, KvstoredError, Unavailable
 
 Response = TypeVar("Response", bound=Message)
 
@@ -27,8 +28,9 @@ _LOCAL, _GRPC_UNIX, _GRPC = "unix://", "grpc+unix://", "grpc://"
 class Client:
     """A connection to one daemon, made when first needed, and again whenever it broke.
 
-    `address`: `unix:///run/kvstored.sock` on the daemon's host: bytes go through shared memory; None is the default socket. `grpc://host:port`, or bare
-    `host:port`, from anywhere: bytes go through the stream. `grpc+unix:///path` for a gRPC socket.
+    `address`: `host:port` from anywhere: a daemon on this host is then reached by its local socket, so that bytes go through shared
+    memory, any other one by gRPC streams. `unix:///run/kvstored.sock` is the local socket itself, None the default one.
+    `grpc://host:port` and `grpc+unix:///path` always stream.
 
     Thread-safe. While the daemon is down calls raise Unavailable at once. After a fork the child has a session of its own, and leases of
     the parent are lost to it. `timeout_s` bounds each message; a daemon that is up but slow is DeadlineExceeded.
@@ -53,7 +55,8 @@ class Client:
         self._copy_threads = copy_threads
         self._clock = clock or SystemClock()
         self._is_closed = False
-        self._transport = self._new_transport()
+        self._settling = threading.Lock()
+        self._start()
         _clients.add(self)
 
     def open_namespace(
@@ -89,7 +92,10 @@ class Client:
         """For the parts of this package: calls within one session."""
         if self._is_closed:
             raise Unavailable("the client is closed")
-        with self._transport.link(self.timeout_s if timeout_s is None else timeout_s) as link:
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        if not self._is_settled:
+            self._settle(wait_s)
+        with self._transport.link(wait_s) as link:
             yield link
 
     def close(self) -> None:
@@ -113,18 +119,39 @@ class Client:
         """In the child: nothing of the parent's is used or told to the daemon. Called by itself."""
         self._transport.forked()
         if not self._is_closed:
-            self._transport = self._new_transport()
+            self._settling = threading.Lock()
+            self._start()
+
+    def _start(self) -> None:
+        self._is_settled = self.address.startswith((_LOCAL, _GRPC, _GRPC_UNIX))
+        self._transport = self._new_transport()
+
+    def _settle(self, timeout_s: float) -> None:
+        """Before the first call to `host:port`: a daemon on this host is spoken to by its local socket."""
+        with self._settling:
+            remote = self._transport
+            if self._is_settled or not isinstance(remote, RemoteTransport):
+                return
+            socket = remote.near_socket(timeout_s)
+            local = self._local_transport(socket) if socket else None
+            if local is not None and _is_up(local, timeout_s):
+                self._transport = local
+                remote.close()
+            self._is_settled = True
+
+    def _local_transport(self, path: str) -> LocalTransport:
+        channel = LocalChannel(
+            path,
+            name=self._name or f"pid {os.getpid()}",
+            clock=self._clock,
+            connect_timeout_s=self._connect_timeout_s,
+        )
+        return LocalTransport(channel, self._copy_threads)
 
     def _new_transport(self) -> Transport:
         name = self._name or f"pid {os.getpid()}"
         if self.address.startswith(_LOCAL):
-            channel = LocalChannel(
-                self.address.removeprefix(_LOCAL),
-                name=name,
-                clock=self._clock,
-                connect_timeout_s=self._connect_timeout_s,
-            )
-            return LocalTransport(channel, self._copy_threads)
+            return self._local_transport(self.address.removeprefix(_LOCAL))
         if self.address.startswith(_GRPC_UNIX):
             target = f"unix://{self.address.removeprefix(_GRPC_UNIX)}"
             return RemoteTransport(target, name=name, clock=self._clock)
@@ -134,6 +161,15 @@ class Client:
                 f"an address is unix:///path, grpc+unix:///path or host:port, not {self.address!r}"
             )
         return RemoteTransport(target, name=name, clock=self._clock)
+
+
+def _is_up(transport: LocalTransport, timeout_s: float) -> bool:
+    try:
+        with transport.link(timeout_s):
+            return True
+    except KvstoredError:
+        transport.close()
+        return False
 
 
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()

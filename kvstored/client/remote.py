@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from kvstored.client.channel import PROTOCOL, Session
 from kvstored.client.copying import Bytes, checksum_of
 from kvstored.client.links import GetCall, Leased, PutPart
+from kvstored.client.nearby import reachable_socket
 from kvstored.client.results import GetResult
 from kvstored.client.rows import blocks_of, outputs_of, sizes_of
 from kvstored.clock import Clock
@@ -47,6 +48,7 @@ class RemoteTransport:
         self._session: Session | None = None
         self._used_s = 0.0
         self._is_closed = False
+        self._near: str | None = None
         size_options = [
             ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
             ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
@@ -62,6 +64,12 @@ class RemoteTransport:
         with self._lock:
             session = self._current(timeout_s)
         yield RemoteLink(self, session)
+
+    def near_socket(self, timeout_s: float) -> str | None:
+        """The daemon's local socket, if it runs on this host and can be reached there."""
+        with self._lock:
+            self._current(timeout_s)
+        return self._near
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -134,6 +142,7 @@ class RemoteTransport:
         if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
             known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)
         self._session, self._used_s = known, now_s
+        self._near = reachable_socket(answer.host, answer.local_socket)
         return known
 
 

@@ -131,7 +131,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., resume_ttl_ms: _Optional[int] = ..., protocol: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined")
+    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,8 @@ class OpenSessionResponse(_message.Message):
     DAEMON_PID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     epoch: int
     resumed: bool
@@ -150,7 +152,9 @@ class OpenSessionResponse(_message.Message):
     daemon_pid: int
     version: str
     quarantined: bool
-    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ...) -> None: ...
+    local_socket: str
+    host: str
+    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("session",)

@@ -99,7 +99,7 @@ def stub(channel: grpc.Channel) -> stubs.KvstoredStub:
 
 @pytest.fixture
 def client(front: Front) -> Iterator[Client]:
-    with Client(front.address, timeout_s=10) as made:
+    with Client(f"grpc://{front.address}", timeout_s=10) as made:
         yield made
 
 
@@ -169,6 +169,17 @@ class TestUnary:
 
 
 class TestRemoteClient:
+    def test_on_the_daemons_own_host_a_bare_address_leads_to_shared_memory(
+        self, front: Front
+    ) -> None:
+        with Client(front.address, timeout_s=10) as near:
+            opened = near.open_namespace(SPEC)
+            keys = opened.keys(range(SPEC.block_tokens))
+            assert opened.put(keys, rows_of(1, SPEC.groups[0].bytes_per_block)).committed == 1
+            with opened.get_view(keys) as view:  # streams have no views
+                assert view.hits == 1
+            opened.clear()
+
     def test_what_was_put_by_stream_is_read_back(self, namespace: Namespace) -> None:
         keys = namespace.keys(range(6 * 16))
         kv, state = rows_of(6, 3 * 4096), rows_of(6, 100, 1)
