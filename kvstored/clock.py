@@ -1,6 +1,6 @@
 """The time, passed in: the core takes `now_s` with every call, the shell gets a Clock.
 
-The one module that reads the wall clock. Wall seconds, because records carry the time of last use over a restart.
+The one module that reads a clock. Wall seconds, because records carry the time of last use over a restart.
 """
 
 import time
@@ -10,6 +10,10 @@ from typing import Protocol
 class Clock(Protocol):
     def now_s(self) -> float:
         """Wall seconds since 1970."""
+        ...
+
+    def elapsed_s(self) -> float:
+        """Seconds since some fixed moment, fine enough to time microseconds; a loop's own time may count whole milliseconds."""
         ...
 
 
@@ -23,6 +27,9 @@ class SystemClock:
         self._last_s = max(self._last_s, time.time())
         return self._last_s
 
+    def elapsed_s(self) -> float:
+        return time.perf_counter()
+
 
 class ManualClock:
     """Time that moves only when told to."""
@@ -31,6 +38,9 @@ class ManualClock:
         self._now_s = now_s
 
     def now_s(self) -> float:
+        return self._now_s
+
+    def elapsed_s(self) -> float:
         return self._now_s
 
     def advance(self, seconds_s: float) -> None:

@@ -50,12 +50,16 @@ class Clients:
         self.writers = Writers(self._died)
         self._closed: list[_Closed] = []
         self._orphans: set[int] = set()
+        self.front_pid = 0
+        """Process of the gRPC front: the one whose sessions are detached. 0 before it served anyone."""
 
     def open(self, peer: Peer, wish: Wish) -> tuple[Session, bool]:
         """A new session, or the one that `resume_token` names while it lives (then True): a token that has ended is no error."""
         found = self.sessions.find(wish.resume_token, tenant=peer.tenant)
         session = found or self._opened(peer, wish)
-        if not wish.is_detached:
+        if wish.is_detached:
+            self.front_pid = peer.pid
+        else:
             self.sessions.tie(session, peer.connection)
         return session, found is not None
 
@@ -115,10 +119,6 @@ class Clients:
             self._orphans = set()
         elif not self._orphans:
             self._end_writers([EARLIER])
-
-    def front_pid(self) -> int:
-        """Process of the gRPC front: the one whose sessions are detached. 0 before it served anyone."""
-        return next((session.pid for session in self.sessions if session.is_detached), 0)
 
     def close_all(self) -> None:
         """The books end with nothing open. Not for a restart: what sessions hold must look held to the next daemon."""

@@ -140,11 +140,11 @@ class Janitor:
 
     async def _watch_loop(self) -> None:
         """How late a timer comes is how long something held the loop."""
-        loop = asyncio.get_running_loop()
+        shell = self._shell
         while True:
-            due_s = loop.time() + LAG_S
+            due_s = shell.elapsed_s() + LAG_S
             await asyncio.sleep(LAG_S)
-            self._shell.metrics.loop_lag_seconds.observe(max(0.0, loop.time() - due_s))
+            shell.metrics.loop_lag_seconds.observe(max(0.0, shell.elapsed_s() - due_s))
 
     async def _every(self, pause_s: float, round_: Callable[[], Awaitable[None]]) -> None:
         while True:

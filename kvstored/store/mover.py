@@ -5,7 +5,6 @@ against the checksum that the writer gave. Books are closed only in the completi
 of source and target; who waits, waits for the flight.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -84,11 +83,10 @@ class Mover:
         except Busy as error:
             self._land(batch, Ended(None, error), ended)
             return
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
+        shell, begun_s = self._shell, self._shell.elapsed_s()
 
         def landed(end: Ended[list[Result]]) -> None:
-            self._shell.metrics.copy_seconds[batch[0].target].observe(loop.time() - begun_s)
+            shell.metrics.copy_seconds[batch[0].target].observe(shell.elapsed_s() - begun_s)
             self._land(batch, end, ended)
 
         running.when_ended(landed)

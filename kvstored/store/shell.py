@@ -79,6 +79,9 @@ class Shell:
     def now_s(self) -> float:
         return self._clock.now_s()
 
+    def elapsed_s(self) -> float:
+        return self._clock.elapsed_s()
+
     @property
     def discards_waiting(self) -> int:
         """Copies on NVMe that are forgotten but whose space is not free yet."""

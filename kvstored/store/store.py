@@ -3,6 +3,7 @@
 Verbs take and give the core's values; messages are the transport's. A verb that raises or is cancelled leaves nothing half done.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -175,20 +176,23 @@ class Store:
 
     def _count_read(self, grant: Grant, layout: Layout) -> None:
         counts, tokens = self.shell.counts, layout.spec.block_tokens
-        for i, block in enumerate(grant.blocks):
-            status = block.status.name.lower()
-            tier = block.tier.name.lower()
-            is_miss = block.status is ReadStatus.MISS
-            counts[f"read_keys_{status}", block.reason.value if is_miss else tier] += 1
-            counts["read_tokens", status] += tokens
-            if is_miss:
-                counts["miss_tokens", block.reason.value] += tokens
-            elif block.status is ReadStatus.HIT:
-                counts["hit_tokens", tier] += tokens
-                counts["read_bytes", ""] += sum(p.length for p in block.pieces if p is not None)
-                counts["flops_saved", ""] += _flops(layout.spec, first=i * tokens, tokens=tokens)
+        seen = Counter((b.status, b.tier, b.reason) for b in grant.blocks)
+        for (status, tier, reason), blocks in seen.items():
+            name = status.name.lower()
+            where = reason.value if status is ReadStatus.MISS else tier.name.lower()
+            counts[f"read_keys_{name}", where] += blocks
+            counts["read_tokens", name] += blocks * tokens
+            if status is not ReadStatus.PENDING:
+                counts[f"{name}_tokens", where] += blocks * tokens
+        hits = [i for i, block in enumerate(grant.blocks) if block.status is ReadStatus.HIT]
+        counts["read_bytes", ""] += sum(
+            piece.length for i in hits for piece in grant.blocks[i].pieces if piece is not None
+        )
+        counts["flops_saved", ""] += _flops(layout.spec, hits)
 
 
-def _flops(spec: NamespaceSpec, *, first: int, tokens: int) -> int:
-    """Prefill FLOPs of a run of tokens, taking a call's first key for a sequence's first block."""
-    return int(tokens * (spec.flops_base + spec.flops_slope * (first + tokens / 2)))
+def _flops(spec: NamespaceSpec, hits: Sequence[int]) -> int:
+    """Prefill FLOPs of these blocks of a call, taking its first key for a sequence's first block."""
+    tokens = spec.block_tokens
+    positions = tokens * (sum(hits) + len(hits) / 2)
+    return int(tokens * (spec.flops_base * len(hits) + spec.flops_slope * positions))

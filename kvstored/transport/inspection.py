@@ -71,7 +71,7 @@ class Inspection:
             version=__version__,
             daemon_pid=os.getpid(),
             keeper_pid=self._around.keeper_pid,
-            front_pid=self._store.clients.front_pid(),
+            front_pid=self._store.clients.front_pid,
             epoch=shell.events.epoch,
             uptime_s=self._around.uptime_s(),
             state=self._around.state(),

@@ -3,7 +3,6 @@
 Verbs that move or keep blocks are here; `inspection.py` has those that look inside. Errors are the store's and pass through as they are.
 """
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from math import inf
@@ -83,8 +82,8 @@ class StoreService:
         answer = self._answers.get(method)
         if answer is None:
             raise InvalidArgument(f"no such method here: method={method!r}")
-        loop, metrics = asyncio.get_running_loop(), self._store.shell.metrics
-        begun_s = loop.time()
+        shell = self._store.shell
+        metrics, begun_s = shell.metrics, shell.elapsed_s()
         try:
             return await answer(request, caller)
         except KvstoredError as error:
@@ -94,7 +93,7 @@ class StoreService:
             metrics.request_errors[INTERNAL].inc()
             raise
         finally:
-            metrics.request_seconds[method].observe(loop.time() - begun_s)
+            metrics.request_seconds[method].observe(shell.elapsed_s() - begun_s)
 
     def segment_fd(self, segment: int, caller: Caller) -> int:
         return self._store.shell.tiers.arena.segment_fd(segment)
