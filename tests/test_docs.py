@@ -19,7 +19,9 @@ def ids(path: object) -> str:
 
 
 def test_every_metric_in_the_documents_is_exported() -> None:
-    metrics = Metrics(Sets(methods=("Match",), errors=("Busy",), queues=("disk",)), Build("0", "lru", "raw"))
+    metrics = Metrics(
+        Sets(methods=("Match",), errors=("Busy",), queues=("disk",)), Build("0", "lru", "raw")
+    )
     exported = set(re.findall(r"^# TYPE (kvstored_\w+)", metrics.exposition().decode(), re.M))
     named = {
         name
