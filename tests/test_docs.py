@@ -22,7 +22,9 @@ def test_every_metric_in_the_documents_is_exported() -> None:
     metrics = Metrics(
         Sets(methods=("Match",), errors=("Busy",), queues=("disk",)), Build("0", "lru", "raw")
     )
-    exported = set(re.findall(r"^# TYPE (kvstored_\w+)", metrics.exposition().decode(), re.M))
+    exported = set(
+        re.findall(r"^# TYPE (kvstored_\w+)", metrics.exposition().decode(), re.MULTILINE)
+    )
     named = {
         name
         for page in PAGES
