@@ -19,7 +19,7 @@ from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
 from kvstored.tiers.record import Records, State
 
-SLICE_RECORDS = 2048
+SLICE_RECORDS = 1024
 """Records that the loop takes up in one turn: some ten milliseconds."""
 SCAN_RECORDS = 16384
 DIGEST_BYTES = 32

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvstored.core.calls import FillStatus, ReadStatus
-from tests.store.world import World, content_of, running
+from tests.store.world import World, running
 
 
 def test_a_fill_is_committed_and_aborted_by_its_own_session_only(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_fill_is_committed_and_aborted_by_its_own_session_only(tmp_path: Path)
         owner, other = world.session(), world.session()
         grants = world.reserve(owner, layout, [1, 2])
         fills = [grant.fill for grant in grants if grant]
-        sums = [{0: world.write(grant, content_of(n))} for n, grant in zip([1, 2], grants) if grant]
+        sums = [world.write(g, n) for n, g in zip([1, 2], grants, strict=True) if g]
         puts = world.store.puts
         assert puts.columns_of(other, fills[0]) == ()
         assert puts.commit(other, fills, [{}, {}]) == [FillStatus.LOST] * 2
@@ -38,7 +38,7 @@ def test_a_fill_named_twice_in_a_commit_is_committed_once(tmp_path: Path) -> Non
         session = world.session()
         (grant,) = world.reserve(session, layout, [1])
         assert grant is not None
-        sums = {0: world.write(grant, content_of(1))}
+        sums = world.write(grant, 1)
         status = world.store.puts.commit(session, [grant.fill] * 2, [sums, sums])
         assert status == [FillStatus.COMMITTED, FillStatus.LOST]
         await world.check_nothing_leaked()

@@ -204,8 +204,8 @@ def test_a_draining_store_takes_no_fills_and_flushes_everything(tmp_path: Path) 
         assert await world.janitor.drain(10.0)
         with pytest.raises(Busy):
             world.reserve(session, layout, [51])
-        sums = world.write(open_fill, content_of(50))
-        committed = world.store.puts.commit(session, [open_fill.fill], [{0: sums}])
+        sums = world.write(open_fill, 50)
+        committed = world.store.puts.commit(session, [open_fill.fill], [sums])
         assert committed == [FillStatus.COMMITTED]
         tiers, _ = world.store.locate(layout, keys_of(layout, range(20)))
         assert np.all(tiers & 1 << TierId.NVME)
@@ -325,7 +325,7 @@ def test_a_late_writer_is_never_served_after_the_quarantine(tmp_path: Path) -> N
         grant = await world.acquire(session, layout, [2])
         assert grant.blocks[0].must_verify
         world.store.release(session, [grant.lease])
-        world.write(late, content_of(1))
+        world.write(late, 1)
         grant = await world.acquire(session, layout, [2])
         assert grant.blocks[0].status is ReadStatus.MISS
         await world.check_nothing_leaked()

@@ -6,15 +6,14 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvstored.core.calls import ReadStatus
-from kvstored.core.types import Layout
+from kvstored.core.types import Layout, NamespaceSpec
 from kvstored.errors import KvstoredError
 from kvstored.store.sessions import Session
 from kvstored.tiers.faulty import Faults
-from tests.store.world import World, content_of, keys_of, running
+from tests.store.world import World, hybrid_spec, keys_of, running, spec_of
 
 FAULTS = Faults(no_space=0.05, write_error=0.1, read_error=0.1, bit_flip=0.05, delay_s_max=0.004)
 BLOCKS = 120
@@ -66,7 +65,7 @@ class Caller:
             if self.rng.random() < 0.1:
                 continue  # forgotten: its time runs out, or its session ends
             fills.append(grant.fill)
-            sums.append({0: self.world.write(grant, content_of(number))})
+            sums.append(self.world.write(grant, number))
         if self.rng.random() < 0.1:
             self.world.store.puts.abort(self.session, fills)
         else:
@@ -88,7 +87,7 @@ class Caller:
         try:
             for number, block in zip(numbers, grant.blocks, strict=True):
                 if block.status is ReadStatus.HIT:
-                    np.testing.assert_array_equal(self.world.content(block), content_of(number))
+                    self.world.check_content(block, number)
                     self.reads += 1
             await asyncio.sleep(self.rng.random() * 0.002)
         finally:
@@ -111,8 +110,11 @@ class Caller:
         self.session = self.world.session()
 
 
+@pytest.mark.parametrize("spec", [spec_of(), hybrid_spec()], ids=["one group", "hybrid"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(tmp_path: Path, seed: int) -> None:
+def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
+    tmp_path: Path, seed: int, spec: NamespaceSpec
+) -> None:
     world = World(tmp_path, arena_blocks=40, disk_blocks=90, faults=FAULTS, seed=seed)
     world.grow()
 
@@ -125,7 +127,7 @@ def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(tmp_path: Path, seed: in
             await asyncio.sleep(0.005)
 
     async def main() -> None:
-        layout = await world.open()
+        layout = await world.open(spec)
         callers = [
             Caller(world, layout, random.Random(seed * 1000 + number)) for number in range(CALLERS)
         ]

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import (
     UNIT_BYTES,
+    Access,
     GroupKind,
     GroupSpec,
     KeyBatch,
@@ -130,32 +132,38 @@ class World:
         self, session: Session, layout: Layout, numbers: Sequence[int], ttl_s: float = 30.0
     ) -> list[Granted | None]:
         keys = keys_of(layout, numbers)
+        groups = layout.spec.groups
+        sizes = [[group.bytes_per_block for group in groups]] * len(numbers)
         call = Reserve(
             session=session.core,
             ns=layout.id,
             shard=0,
             keys=keys,
             parents=chained(keys),
-            groups_mask=1,
-            sizes=np.full((len(numbers), 1), BLOCK_BYTES, dtype=np.uint64),
+            groups_mask=(1 << len(groups)) - 1,
+            sizes=np.asarray(sizes, dtype=np.uint64).reshape(len(numbers), len(groups)),
             last_valid_tokens=0,
             ttl_s=ttl_s,
         )
-        return self.store.puts.reserve(session, layout, call, (0,)).grants
+        return self.store.puts.reserve(session, layout, call, tuple(range(len(groups)))).grants
 
-    def write(self, grant: Granted, content: Bytes) -> int:
-        """What the client does with its grant: the bytes, and their checksum."""
-        begin = 0
-        for view in self.arena.views(grant.pieces[0].place, len(content)):
-            view[:] = content[begin : begin + len(view)]
-            begin += len(view)
-        return xxhash.xxh3_64_intdigest(content.tobytes())
+    def write(self, grant: Granted, number: int) -> dict[int, int]:
+        """What the client does with its grant: the bytes of block `number`, and their checksums by group."""
+        sums: dict[int, int] = {}
+        for piece in grant.pieces:
+            content = content_of(number, piece.group, piece.length)
+            begin = 0
+            for view in self.arena.views(piece.place, piece.length):
+                view[:] = content[begin : begin + len(view)]
+                begin += len(view)
+            sums[piece.group] = xxhash.xxh3_64_intdigest(content.tobytes())
+        return sums
 
     def put(self, session: Session, layout: Layout, numbers: Sequence[int]) -> list[FillStatus]:
         """Reserve, write and commit blocks whose bytes follow from their number; statuses of those that were granted."""
         grants = self.reserve(session, layout, numbers)
         written = [
-            (grant.fill, {0: self.write(grant, content_of(number))})
+            (grant.fill, self.write(grant, number))
             for number, grant in zip(numbers, grants, strict=True)
             if grant is not None
         ]
@@ -170,15 +178,23 @@ class World:
             ns=layout.id,
             shard=0,
             keys=keys_of(layout, numbers),
-            groups_mask=1,
+            groups_mask=(1 << len(layout.spec.groups)) - 1,
             ttl_s=30.0,
         )
         return await self.store.acquire(call, layout, wait_s=wait_s)
 
-    def content(self, block: ReadBlock) -> Bytes:
-        piece = block.pieces[0]
+    def content(self, block: ReadBlock, group: int = 0) -> Bytes:
+        piece = block.pieces[group]
         assert piece is not None
         return np.concatenate(self.arena.views(piece.place, piece.length))
+
+    def check_content(self, block: ReadBlock, number: int) -> None:
+        """Every piece that was handed out is as it was put."""
+        for piece in block.pieces:
+            if piece is not None:
+                expected = content_of(number, piece.group, piece.length)
+                found = np.concatenate(self.arena.views(piece.place, piece.length))
+                np.testing.assert_array_equal(found, expected)
 
     # ---- the end
 
@@ -266,8 +282,19 @@ def chained(keys: KeyBatch) -> Parents:
     return Parents(fingerprints, known)
 
 
-def content_of(number: int) -> Bytes:
-    return np.random.default_rng(number).integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
+def hybrid_spec() -> NamespaceSpec:
+    """Every part: a dense and a sparse required group, and a state checkpoint."""
+    groups = (
+        GroupSpec("dense", GroupKind.LINEAR, 3000),
+        GroupSpec("sparse", GroupKind.COMPRESSED, 2000, ratio=4, access=Access.SPARSE),
+        GroupSpec("state", GroupKind.STATE, 1000),
+    )
+    return replace(spec_of("hybrid"), groups=groups)
+
+
+def content_of(number: int, group: int = 0, size_bytes: int = BLOCK_BYTES) -> Bytes:
+    rng = np.random.default_rng([number, group])
+    return rng.integers(0, 256, size_bytes, dtype=np.uint8)
 
 
 def _metrics() -> Metrics:
