@@ -82,6 +82,7 @@ class Daemon:
         self._stop = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ask_to_stop, number != signal.SIGHUP)
+        refusal: KvstoredError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._start(tasks)
@@ -90,7 +91,11 @@ class Daemon:
                 raise _StopError
         except* _StopError:
             pass
+        except* KvstoredError as errors:
+            refusal = _first(errors)
         await self._metrics_server.close()
+        if refusal is not None:
+            raise refusal
 
     # ---- start
 
@@ -253,6 +258,12 @@ class Daemon:
         for lane in (self._parts.tiers.arena_lane, self._parts.tiers.disk_lane):
             for queue, depth in lane.depths().items():
                 self._shell.metrics.queue_depth_jobs[queue].set(depth)
+
+
+def _first(errors: BaseExceptionGroup[KvstoredError]) -> KvstoredError:
+    """What ended the task group, such as an address that cannot be bound: the caller knows its exit code."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _log_refusal(tier: TierId, error: KvstoredError) -> None:

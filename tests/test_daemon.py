@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kvstored.client import Client, GroupKind, GroupSpec, NamespaceSpec
 from kvstored.config import load
 from kvstored.core.types import TierId
+from kvstored.keeper import EXIT_REFUSED
 from kvstored.notify import Listener
 from kvstored.pb import kvstored_pb2 as pb
 
@@ -261,6 +262,17 @@ def test_metrics_are_served_with_what_the_store_counted(folder: Path) -> None:
         assert float(lines['kvstored_request_seconds_count{method="Acquire"}']) >= 1
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
             assert answer.status == 200
+
+
+def test_an_address_in_use_is_refused_with_its_exit_code(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        keeper = TinyKeeper(folder, metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with contextlib.closing(keeper), pytest.raises(AssertionError, match="metrics_listen"):
+            keeper.start()
+        assert keeper.process is not None
+        assert keeper.process.returncode == EXIT_REFUSED
 
 
 def contents() -> list[NDArray[np.uint8]]:
