@@ -673,3 +673,76 @@ def test_numpy_arrays_of_the_answers_line_up(tmp_path: Path) -> None:
             np.testing.assert_array_equal(read, content_of(i))
 
     serving(tmp_path, test)
+
+
+def test_a_sharded_block_is_there_when_all_its_shards_are(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        groups = [
+            pb.Group(name="kv", kind=pb.LINEAR, bytes_per_block=BLOCK_BYTES, sharded=True),
+            pb.Group(name="latent", kind=pb.LINEAR, bytes_per_block=4096),
+        ]
+        await peer.begin(namespace_of(model="tp2", tp=2, groups=groups))
+        match = pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(1)))
+        first = await peer.call("Reserve", peer.reserve(keys_of(range(1)), shard=0))
+        assert list(first.extent_counts) == [1, 1], "rank 0 writes both groups"
+        second = await peer.call("Reserve", peer.reserve(keys_of(range(1)), shard=1))
+        assert list(second.extent_counts) == [1, 0], "the replicated group is written once"
+        sums = pack_u64([1, 2])
+        commit = pb.CommitRequest(session=peer.token, fills=first.fills, checksums=sums)
+        await peer.call("Commit", commit)
+        assert (await peer.call("Match", match)).hit_blocks == 0
+        commit = pb.CommitRequest(session=peer.token, fills=second.fills, checksums=sums)
+        await peer.call("Commit", commit)
+        assert (await peer.call("Match", match)).hit_blocks == 1
+        got = [await peer.call("Acquire", peer.acquire(keys_of(range(1)), shard=s)) for s in (0, 1)]
+        places = [np.frombuffer(each.extents, dtype="<u8").reshape(-1, 3) for each in got]
+        assert places[0][0].tolist() != places[1][0].tolist(), "each rank has bytes of its own"
+        assert places[0][1].tolist() == places[1][1].tolist(), "the replicated group is shared"
+
+    serving(tmp_path, test)
+
+
+def test_a_hybrid_hit_says_from_where_to_replay(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        groups = [
+            pb.Group(name="kv", kind=pb.LINEAR, bytes_per_block=BLOCK_BYTES),
+            pb.Group(name="state", kind=pb.STATE, bytes_per_block=4096),
+        ]
+        await peer.begin(namespace_of(model="hybrid", groups=groups))
+        sizes = pack_u64([BLOCK_BYTES, 0, BLOCK_BYTES, 4096, BLOCK_BYTES, 0])
+        reserved = await peer.call(
+            "Reserve", peer.reserve(keys_of(range(3)), groups=3, sizes=sizes)
+        )
+        assert list(reserved.extent_counts) == [1, 0, 1, 1, 1, 0]
+        commit = pb.CommitRequest(
+            session=peer.token, fills=reserved.fills, checksums=pack_u64([1, 0, 2, 3, 4, 0])
+        )
+        await peer.call("Commit", commit)
+        found = await peer.call(
+            "Match", pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(3)))
+        )
+        tokens = (found.hit_tokens, found.checkpoint_tokens, found.replay_tokens)
+        assert tokens == (3 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, BLOCK_TOKENS)
+        got = await peer.call("Acquire", peer.acquire(keys_of(range(3)), groups=3))
+        assert got.status == bytes([ReadStatus.HIT] * 3)
+        assert list(got.extent_counts) == [1, 0, 1, 1, 1, 0]
+
+    serving(tmp_path, test)
+
+
+def test_a_partial_last_block_is_put_and_hit(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        reserved = await peer.call("Reserve", peer.reserve(keys_of(range(2)), last_valid_tokens=4))
+        part_bytes = BLOCK_BYTES * 4 // BLOCK_TOKENS
+        assert unpack_u64(reserved.sizes, "sizes").tolist() == [BLOCK_BYTES, part_bytes]
+        commit = pb.CommitRequest(
+            session=peer.token, fills=reserved.fills, checksums=pack_u64([1, 2])
+        )
+        await peer.call("Commit", commit)
+        found = await peer.call(
+            "Match",
+            pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(2)), last_valid_tokens=4),
+        )
+        assert (found.hit_blocks, found.hit_tokens) == (2, BLOCK_TOKENS + 4)
+
+    serving(tmp_path, test)
