@@ -85,7 +85,7 @@ class Carriage:
                 source = books.fastest_copy(block, part)
                 if self.is_target(there):
                     pending[there] = None
-                elif there < 0 and source >= 0 and books.copies.tier[source] > target:
+                elif there < 0 and source >= 0 and int(books.copies.tier[source]) > target:
                     task = self.begin(source, target, now_s)
                     if task is not None:
                         tasks.append(task)
@@ -172,7 +172,7 @@ class Carriage:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
         copies = self._books.copies
         state, flags = copies.state[: copies.top], copies.flags[: copies.top]
-        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == TierId.DRAM)
+        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == int(TierId.DRAM))
         for copy in np.flatnonzero(dirty).tolist():
             self._books.wait(copy)
         return self.write_back(bytes_max, now_s, everything=True)

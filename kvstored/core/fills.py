@@ -94,7 +94,7 @@ class Fills:
                     books.drop_copy(copy, Reason.REPLACED, now_s)
             outcomes.append(self._reserve_one(call, i, wanted, now_s))
             if block >= 0:
-                books.release_holds(np.asarray([block], dtype=np.int32))
+                books.release_hold(block)
         return _reserved(outcomes)
 
     def check(self, call: Reserve) -> None:
@@ -277,7 +277,7 @@ class Fills:
         mine.discard(fill.id)
         if not mine:
             del self.by_session[fill.session]
-        self._books.release_holds(np.asarray([fill.block], dtype=np.int32))
+        self._books.release_hold(fill.block)
         if len(self._deadlines) > 2 * len(self.open) + 1024:
             self._deadlines = sorted((f.expires_s, f.id) for f in self.open.values())
 

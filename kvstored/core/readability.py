@@ -42,7 +42,7 @@ def recount_clean(tables: Tables, block: int, part: int) -> None:
     ready = [
         copy
         for copy in tables.copies_of(block)
-        if copies.part[copy] == part and copies.state[copy] == READY
+        if int(copies.part[copy]) == part and copies.state[copy] == READY
     ]
     for copy in ready:
         clean = any(

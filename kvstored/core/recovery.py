@@ -83,7 +83,7 @@ class Recovery:
         """The scan is over: drops incomplete copies, ranks the rest by recorded time; answers how many were dropped."""
         books = self._books
         copies = books.copies
-        mine = (copies.tier[: copies.top] == tier) & (copies.block[: copies.top] >= 0)
+        mine = (copies.tier[: copies.top] == int(tier)) & (copies.block[: copies.top] >= 0)
         state, fills = copies.state[: copies.top], copies.fills[: copies.top]
         incomplete = np.flatnonzero(mine & (state == FILLING) & (fills == 0))
         for copy in incomplete.tolist():
@@ -188,7 +188,7 @@ class Recovery:
             rows = {int(row) for row in np.flatnonzero(overlap)}
             rows.update(row for row, long in books.long_places.items() if _meets(long, extent))
             for copy in {int(pieces.copy[row]) for row in rows}:
-                if books.copies.tier[copy] == tier and books.copies.block[copy] >= 0:
+                if int(books.copies.tier[copy]) == tier and books.copies.block[copy] >= 0:
                     books.drop_copy(copy, Reason.CORRUPT, now_s)
 
 

@@ -72,8 +72,8 @@ class Tables:
         self._generation = max(self._generation, generation)
 
     def fingerprint(self, block: int) -> Fingerprint:
-        low, high = self.index.fingerprints[block]
-        return int(low), int(high)
+        low, high = self.index.fingerprints[block].tolist()
+        return low, high
 
     def parent_fingerprint(self, block: int) -> Fingerprint:
         parent = int(self.tree.parent[block])
@@ -155,7 +155,8 @@ class Tables:
     def copy_in(self, block: int, tier: int, part: int) -> int:
         copies = self.copies
         copy = int(self.blocks.first_copy[block])
-        while copy >= 0 and (copies.tier[copy] != tier or copies.part[copy] != part):
+        # int: a numpy scalar takes microseconds to compare itself with a member of an enumeration
+        while copy >= 0 and (int(copies.tier[copy]) != tier or int(copies.part[copy]) != part):
             copy = int(copies.next[copy])
         return copy
 
@@ -164,7 +165,7 @@ class Tables:
         copies = self.copies
         best = -1
         for copy in self.copies_of(block):
-            if copies.part[copy] == part and copies.state[copy] == READY:
+            if int(copies.part[copy]) == part and copies.state[copy] == READY:
                 best = copy if best < 0 or copies.tier[copy] < copies.tier[best] else best
         return best
 

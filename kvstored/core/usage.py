@@ -52,7 +52,7 @@ def copy_at(
     if block < 0 or books.blocks.ns[block] != ns:
         return None
     for copy in books.copies_of(block):
-        is_here = books.copies.tier[copy] == tier and books.copies.state[copy] == READY
+        is_here = int(books.copies.tier[copy]) == tier and books.copies.state[copy] == READY
         if is_here and any(books.place(piece) == place for piece in books.pieces_of(copy)):
             return copy
     return None

@@ -114,7 +114,7 @@ class LazyOrder:
         """Entries of forgotten copies leave when they come up; without pressure they never do, so they are swept here."""
         copies = self._ledger.copies
         rows = np.flatnonzero(
-            (copies.flags[: copies.top] & QUEUED != 0) & (copies.tier[: copies.top] == tier)
+            (copies.flags[: copies.top] & QUEUED != 0) & (copies.tier[: copies.top] == int(tier))
         )
         heap = [
             self._key(row) << _ROW_BITS | row
@@ -126,4 +126,4 @@ class LazyOrder:
 
 
 def _belongs(copies: Copies, row: int, tier: TierId, budget: Budget) -> bool:
-    return bool(copies.tier[row] == tier) and budget_of(int(copies.part[row])) is budget
+    return int(copies.tier[row]) == tier and budget_of(int(copies.part[row])) is budget
