@@ -57,3 +57,9 @@ def test_commands_in_the_documents_exist(page: Path) -> None:
     context = click.Context(cli)
     for name in re.findall(r"`kvstored ([a-z][a-z-]*)", page.read_text()):
         assert cli.get_command(context, name) is not None, name
+
+
+def test_the_example_is_the_one_of_the_readme() -> None:
+    example = (ROOT / "examples/hello.py").read_text()
+    code = (ROOT / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    assert example.endswith(code)
