@@ -47,7 +47,8 @@ from kvstored.core.looking import Looking
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.recovery import Recovery
-from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, SessionId, TierId, as_rows
+from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
+from kvstored.core.usage import blocks_in
 from kvstored.errors import Busy, Conflict, NotFound
 
 
@@ -90,7 +91,7 @@ class Catalog:
     def retire(self, ns: NamespaceId) -> None:
         """Its blocks are first victims from now on; it can still be read and put to."""
         self.books.retired.add(ns)
-        self.books.policy.first(self.books.copies_of_many(as_rows(self._blocks_of(ns))))
+        self.books.policy.first(self.books.copies_of_many(blocks_in(self.books, ns)))
 
     def remove_namespace(self, ns: NamespaceId, now_s: float) -> int:
         """Forget all its blocks; what is leased is freed when its readers are done. Answers how many were readable.
@@ -98,7 +99,7 @@ class Catalog:
         The layout stays known to the catalog, since open fills and leases still name it.
         """
         self.books.retired.add(ns)
-        return self._forget_blocks(self._blocks_of(ns), Reason.REMOVED, now_s)
+        return self._forget_blocks(blocks_in(self.books, ns).tolist(), Reason.REMOVED, now_s)
 
     def open_session(self, now_s: float) -> SessionId:
         if len(self._sessions) >= self.books.limits.sessions_max:
@@ -162,7 +163,7 @@ class Catalog:
 
     def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
         rows = self._readable(ns, keys)
-        self.books.touch(as_rows(rows), TouchEvent.HINT, now_s)
+        self.books.touch(np.asarray(rows, dtype=np.int32), TouchEvent.HINT, now_s)
         return len(rows)
 
     # ---- writing
@@ -204,7 +205,12 @@ class Catalog:
         return self._forget_blocks(self._known_rows(ns, keys), Reason.REMOVED, now_s)
 
     def clear(self, ns: NamespaceId, now_s: float) -> int:
-        return self._forget_blocks(self._blocks_of(ns), Reason.REMOVED, now_s)
+        return self._forget_blocks(blocks_in(self.books, ns).tolist(), Reason.REMOVED, now_s)
+
+    def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
+        """Like `clear`, for these rows as far as they still are blocks of the namespace."""
+        mine = rows[self.books.blocks.ns[rows] == ns]
+        return self._forget_blocks(mine.tolist(), Reason.REMOVED, now_s)
 
     # ---- claims
 
@@ -260,8 +266,9 @@ class Catalog:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
         return self._carriage.flush(bytes_max, now_s)
 
-    def make_room(self, tier: TierId, now_s: float) -> int:
-        return self._evictor.trim(tier, now_s)
+    def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
+        """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
+        return self._evictor.trim(tier, now_s, copies_max)
 
     def discarded(self, token: int) -> None:
         """The records of a Freed on NVMe are off the disk: its space may be granted again."""
@@ -373,11 +380,6 @@ class Catalog:
     def _readable(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
         fast = self.books.blocks.fast
         return [row for row in self._known_rows(ns, keys) if fast[row] != NOT_READABLE]
-
-    def _blocks_of(self, ns: NamespaceId) -> list[int]:
-        blocks = self.books.blocks
-        found: list[int] = np.flatnonzero(blocks.ns[: blocks.top] == ns).tolist()
-        return found
 
     def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
         """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit."""

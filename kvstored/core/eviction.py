@@ -19,6 +19,7 @@ class Evictor:
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._shrinking: set[tuple[TierId, Budget]] = set()
         self.soft_pins: OrderedDict[int, Callable[[], bool]] = OrderedDict()
 
     def room(
@@ -40,19 +41,27 @@ class Evictor:
                 return None
         return None
 
-    def trim(self, tier: TierId, now_s: float) -> int:
-        """Above the high watermark evict down to the low one; answers how many copies left."""
+    def trim(self, tier: TierId, now_s: float, copies_max: int | None) -> int:
+        """Above the high watermark evict down to the low one; answers how many copies left.
+
+        After `copies_max` of them it stops, and the next call goes on to the low watermark.
+        """
         space = self._books.space
         limits = space.books[tier].limits
         evicted = 0
         for budget in Budget:
             limit = space.limit(tier, budget)
-            if space.books[tier].used[budget] <= int(limit * limits.high):
+            if space.books[tier].used[budget] > int(limit * limits.high):
+                self._shrinking.add((tier, budget))
+            if (tier, budget) not in self._shrinking:
                 continue
             while space.books[tier].used[budget] > int(limit * limits.low):
+                if evicted == copies_max:
+                    return evicted
                 if not self._evict(tier, budget, Reason.WATERMARK, now_s):
                     break
                 evicted += 1
+            self._shrinking.discard((tier, budget))
         return evicted
 
     def _debtor(self, tier: TierId, budget: Budget, over: bool) -> Budget:

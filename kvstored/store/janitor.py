@@ -17,6 +17,8 @@ from kvstored.tiers.base import Counters, PieceRef
 
 EXPIRY_S = 1.0
 EVICT_S = 0.05
+EVICT_SLICE_COPIES = 256
+"""Copies that are evicted in one turn of the loop: some ten milliseconds."""
 WRITE_BACK_S = 0.05
 WRITE_BACK_BYTES = 128 << 20
 WRITE_BACK_PAUSE_S = 1.0
@@ -65,9 +67,12 @@ class Janitor:
     async def make_room_once(self) -> None:
         shell = self._shell
         for use in shell.catalog.tier_use():
-            evicted = shell.catalog.make_room(use.tier, shell.now_s())
-            shell.apply()
-            shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+            evicted = EVICT_SLICE_COPIES
+            while evicted == EVICT_SLICE_COPIES:
+                evicted = shell.catalog.make_room(use.tier, shell.now_s(), EVICT_SLICE_COPIES)
+                shell.apply()
+                shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+                await asyncio.sleep(0)
             self._note_evictor_lag(use)
 
     async def write_back_once(self) -> None:

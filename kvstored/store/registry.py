@@ -105,7 +105,8 @@ class Registry:
         """Blocks that went with it."""
         layout = self.get(digest, tenant=tenant)
         self._namespaces.remove(layout.digest)
-        blocks = self._shell.catalog.remove_namespace(layout.id, self._shell.now_s())
+        blocks = await self._shell.clear(layout.id)
+        blocks += self._shell.catalog.remove_namespace(layout.id, self._shell.now_s())
         self._shell.apply()
         del self._shell.layouts[layout.id]
         self._shell.events.add(EventKind.NAMESPACE_REMOVED, digest=layout.digest)

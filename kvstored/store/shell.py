@@ -4,6 +4,7 @@ Every catalog call is followed by `apply`, in the same turn of the loop, before 
 forgot may be granted by its very next call, so its records must be free by then.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from kvstored.clock import Clock
 from kvstored.core.calls import Fingerprint, Freed, Leased, Reason, Visible
 from kvstored.core.catalog import Catalog
 from kvstored.core.types import Layout, NamespaceId, Place, TierId
+from kvstored.core.usage import blocks_in
 from kvstored.errors import KvstoredError
 from kvstored.metrics import Metrics
 from kvstored.store.events import EventKind, Events
@@ -21,6 +23,8 @@ from kvstored.tiers.base import Counters, PieceRef, Tier
 from kvstored.tiers.record import Record
 
 DISCARD_BATCH_PIECES = 4096
+CLEAR_SLICE_BLOCKS = 256
+"""Blocks that are forgotten in one turn of the loop: some ten milliseconds."""
 
 _KINDS = {
     Reason.REMOVED: EventKind.REMOVED,
@@ -111,6 +115,17 @@ class Shell:
             self.tiers.arena.mark_free(freed)
         if self._discards and not self._discarding:
             self.discard()
+
+    async def clear(self, ns: NamespaceId) -> int:
+        """Forget the blocks of a namespace in slices, between which others are served."""
+        rows = blocks_in(self.catalog.books, ns)
+        blocks = 0
+        for begin in range(0, len(rows), CLEAR_SLICE_BLOCKS):
+            part = rows[begin : begin + CLEAR_SLICE_BLOCKS]
+            blocks += self.catalog.clear_rows(ns, part, self.now_s())
+            self.apply()
+            await asyncio.sleep(0)
+        return blocks
 
     def discard(self) -> None:
         """Begin the next batch of discards on NVMe unless one is under way. The janitor calls it again after a failure."""

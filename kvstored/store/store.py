@@ -157,9 +157,9 @@ class Store:
         self.shell.apply()
         return blocks
 
-    def clear(self, layout: Layout) -> int:
-        blocks = self.shell.catalog.clear(layout.id, self.shell.now_s())
-        self.shell.apply()
+    async def clear(self, layout: Layout) -> int:
+        """Blocks that were readable. A block that is put meanwhile may go as well."""
+        blocks = await self.shell.clear(layout.id)
         self.shell.events.add(EventKind.CLEARED, digest=layout.digest)
         return blocks
 

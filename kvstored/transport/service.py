@@ -346,7 +346,7 @@ class StoreService:
             layouts = [self._asked.layout(request.namespace, caller)]
         else:
             layouts = [layout for layout, _ in self._store.registry.list(tenant=caller.tenant)]
-        return pb.ClearResponse(blocks=sum(self._store.clear(layout) for layout in layouts))
+        return pb.ClearResponse(blocks=sum([await self._store.clear(each) for each in layouts]))
 
     async def _touch(self, request: pb.TouchRequest, caller: Caller) -> pb.TouchResponse:
         self._asked.session(request.session, caller)

@@ -418,3 +418,24 @@ def test_a_block_removed_while_it_is_written_leaves_no_record_on_the_disk(tmp_pa
         await world.check_nothing_leaked()
 
     running(world, main)
+
+
+def test_a_large_namespace_is_cleared_and_room_is_made_in_slices(tmp_path: Path) -> None:
+    """One call over a million blocks would hold the loop for a minute: whoever asks meanwhile is served in between."""
+    world = World(tmp_path, arena_blocks=120)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        world.put(session, layout, range(100))
+        assert world.catalog.make_room(TierId.DRAM, world.clock.now_s(), 5) == 0
+        world.put(session, layout, range(200, 217))
+        turns = [world.catalog.make_room(TierId.DRAM, world.clock.now_s(), 5) for _ in range(6)]
+        world.shell.apply()
+        assert turns == [5, 5, 5, 5, 1, 0], "from 117 blocks down to 80 % of 120, five at a time"
+        assert await world.store.clear(layout) == 96
+        assert world.catalog.tier_use()[0].copies == 0
+        await world.check_nothing_leaked()
+
+    running(world, main)
