@@ -342,13 +342,20 @@ class Books(Tables):
 
     def _block_returned(self, block: int) -> None:
         """What it made unreachable is of use again; shorter blocks of the same parent are not."""
-        if self.tree.children[block]:
+        if self.tree.children[block] and self._may_forgive(block):
             self._forgive(self._copies_below(block))
         tokens = int(self.blocks.valid[block])
         partials = self.partials.get(int(self.tree.parent[block]), ())
         shorter = [partial for partial in partials if self.blocks.valid[partial] < tokens]
         if shorter:
             self.policy.first(self.copies_of_many(as_rows(sorted(shorter))))
+
+    def _may_forgive(self, block: int) -> bool:
+        """Whether there may be first victims below a block: seldom, where a path is put head to tail."""
+        child, *others = self.tree.children_of(block)
+        if others or self.blocks.fast[child] != NOT_READABLE:
+            return True
+        return any(self.copies.flags[copy] & FIRST for copy in self.copies_of(child))
 
     def _forgive(self, copies: Rows) -> None:
         """First victims no more, but for those of retired namespaces."""

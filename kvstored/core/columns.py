@@ -4,7 +4,7 @@ A row that is given back holds its defaults again, so that a stale row number is
 a million rows doubling would cost as much memory as the rows.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Table:
         self.live = 0
         self.capacity = 0
         self._free: list[int] = []
+        self._columns: list[tuple[NDArray[Any], int]] = []
         self._grow(1024)
 
     def take(self) -> int:
@@ -50,8 +51,8 @@ class Table:
         return rows
 
     def give(self, row: int) -> None:
-        for name, (_, default) in self.defaults.items():
-            getattr(self, name)[row] = default
+        for column, default in self._columns:
+            column[row] = default
         self.live -= 1
         self._free.append(row)
 
@@ -63,6 +64,9 @@ class Table:
             if default:
                 column[self.capacity :] = default
             setattr(self, name, column)
+        self._columns = [
+            (getattr(self, name), default) for name, (_, default) in self.defaults.items()
+        ]
         self.capacity = capacity
 
 

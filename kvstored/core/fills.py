@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import numpy as np
-
 from kvstored.core.books import Books
 from kvstored.core.calls import (
     Committed,

@@ -178,13 +178,17 @@ class Shell:
         if layout is None or not visible.pieces:
             return
         is_load = moved is not None and visible.tier is TierId.DRAM
-        record = moved or self.tiers.arena.record_at(visible.pieces[0].place)
+        key, parent = (
+            (moved.key, moved.parent)
+            if moved
+            else self.tiers.arena.lineage_at(visible.pieces[0].place)
+        )
         self.events.add(
             EventKind.LOADED if is_load else EventKind.STORED,
             digest=layout.digest,
-            key=record.key,
+            key=key,
             tier=visible.tier,
-            parent=record.parent,
+            parent=parent,
             depth_blocks=visible.depth,
         )
 

@@ -88,7 +88,7 @@ _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
 _LAST, _LAST_OFFSET = struct.Struct("<d"), 16
-_KEY_OFFSET, _KEY_BYTES_OFFSET = 112, 225
+_PARENT_OFFSET, _KEY_OFFSET, _KEY_BYTES_OFFSET = 96, 112, 225
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +272,12 @@ def key_of(raw: bytes | memoryview, offset: int) -> bytes:
     """The key in the packed record at `offset`, which is not checked."""
     key = offset + _KEY_OFFSET
     return bytes(raw[key : key + raw[offset + _KEY_BYTES_OFFSET]])
+
+
+def parent_of(raw: bytes | memoryview, offset: int) -> bytes:
+    """The parent's fingerprint in the packed record at `offset`, which is not checked."""
+    parent = offset + _PARENT_OFFSET
+    return bytes(raw[parent : parent + 16])
 
 
 def patch_counters(
