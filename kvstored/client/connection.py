@@ -72,9 +72,15 @@ class Connection:
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
-        method = BY_NAME[name]
-        assert response is method.response, f"{name} does not answer {response}"
-        self._send(method.number, request, timeout_s)
+        self.begin(name, request, timeout_s)
+        return self.end(name, response)
+
+    def begin(self, name: str, request: Message, timeout_s: float) -> None:
+        """Sends a call whose answer `end` takes; until then the connection is in use."""
+        self._send(BY_NAME[name].number, request, timeout_s)
+
+    def end(self, name: str, response: type[Response]) -> Response:
+        assert response is BY_NAME[name].response, f"{name} does not answer {response}"
         received = self._receive(self._buffer, 0)
         return _parsed(response, self._answer(received))
 

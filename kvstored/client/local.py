@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from kvstored.client.channel import LocalChannel, LocalLink, Session
-from kvstored.client.copying import Bytes, Copier, checksum_of
+from kvstored.client.copying import Bytes, Copier, Piece, checksum_of
 from kvstored.client.links import GetCall, Leased, PutPart
 from kvstored.client.results import Block, GetResult
 from kvstored.client.rows import (
@@ -36,6 +36,10 @@ from kvstored.wire.packing import (
 )
 
 Response = TypeVar("Response", bound=Message)
+
+
+_RIDING_BYTES_MAX = 256 << 20
+"""A lease on more does not wait for the next Acquire: it would keep that much from being evicted until then."""
 
 
 class LocalTransport:
@@ -72,6 +76,18 @@ class _Acquired:
     segments: dict[int, Bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `pairs`: their pieces, number `indexes`."""
+
+    status: list[FillStatus]
+    granted: list[int]
+    fills: U64S
+    indexes: list[int]
+    pairs: list[Piece]
+    checksums: U64S
+
+
 class LocalDataLink:
     def __init__(self, link: LocalLink, segments: Segments, copier: Copier) -> None:
         self._link = link
@@ -90,57 +106,96 @@ class LocalDataLink:
     # ---- put
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
-        """Part by part; the reservation of the next one rides on each commit."""
+        """Part by part: while one is copied, the daemon commits the part before it and reserves the one after."""
         for part in parts:
             part.request.session = self.session.token
         status: list[FillStatus] = []
-        reserved = self._reserve(parts[0], timeout_s)
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
-            final = [FillStatus(s) for s in unpack_u8(reserved.status, "status", part.keys)]
-            granted = [i for i, s in enumerate(final) if s is FillStatus.GRANTED]
-            commit = self._filled(part, reserved, granted, timeout_s)
+        filling = self._filling(parts[0], self._reserve(parts[0], timeout_s), timeout_s)
+        filled: _Filling | None = None
+        for following in [*parts[1:], None]:
+            reserved = self._copied(filling, filled, following, timeout_s)
+            if filled is not None:
+                status += filled.status
+            filled = filling
             if following is not None:
-                commit.next.CopyFrom(following.request)
-            if granted or following is not None:
-                committed = self.call("Commit", commit, pb.CommitResponse, timeout_s)
-                outcome = unpack_u8(committed.status, "status", len(granted))
-                for i, s in zip(granted, outcome.tolist(), strict=True):
-                    final[i] = FillStatus(s)
-                reserved = committed.next
-            status += final
-        return status
+                filling = self._filling(following, reserved, timeout_s)
+        assert filled is not None, "a put has parts"
+        if filled.granted:
+            request = self._commit_request(filled)
+            self._settle(filled, self.call("Commit", request, pb.CommitResponse, timeout_s))
+        return status + filled.status
+
+    def _copied(
+        self,
+        filling: "_Filling",
+        before: "_Filling | None",
+        after: PutPart | None,
+        timeout_s: float,
+    ) -> pb.ReserveResponse:
+        """Copies a part; meanwhile the one `before` is committed and the one `after` reserved, whose answer this returns.
+
+        Gives the fills of this part back when anything fails.
+        """
+        request = pb.CommitRequest() if before is None else self._commit_request(before)
+        if after is not None:
+            request.session = self.session.token
+            request.next.CopyFrom(after.request)
+        is_sent = after is not None or (before is not None and bool(before.granted))
+        answer = pb.CommitResponse()
+        try:
+            if is_sent:
+                self._link.connection.begin("Commit", request, timeout_s)
+            try:
+                filling.checksums[filling.indexes] = self._copier.copy_in(filling.pairs)
+            finally:
+                if is_sent:
+                    answer = self._link.connection.end("Commit", pb.CommitResponse)
+            if before is not None:
+                self._settle(before, answer)
+        except BaseException:
+            self._abort(filling.fills, timeout_s)
+            if after is not None and answer.HasField("next"):
+                self._abort(_granted_fills(answer.next, after.keys), timeout_s)
+            raise
+        return answer.next
+
+    def _filling(self, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float) -> "_Filling":
+        """What was reserved, mapped: a segment's descriptor has to be asked for before the next call is under way."""
+        status = [FillStatus(s) for s in unpack_u8(reserved.status, "status", part.keys)]
+        fills = _granted_fills(reserved, part.keys)
+        indexes: list[int] = []
+        pairs: list[Piece] = []
+        if len(fills):
+            try:
+                packed = PackedPieces(reserved.extent_counts, reserved.extents, reserved.sizes)
+                pieces = unpack_pieces(packed, part.keys, part.groups)
+                segments = self._mapped(pieces, timeout_s)
+                indexes, pairs = pieces_between(pieces, part.sources, segments)
+            except BaseException:
+                self._abort(fills, timeout_s)
+                raise
+        granted = [i for i, s in enumerate(status) if s is FillStatus.GRANTED]
+        checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
+        return _Filling(status, granted, fills, indexes, pairs, checksums)
+
+    def _commit_request(self, filled: "_Filling") -> pb.CommitRequest:
+        by_key = filled.checksums.reshape(len(filled.status), -1)
+        return pb.CommitRequest(
+            session=self.session.token,
+            fills=pack_u64(filled.fills),
+            checksums=pack_u64(by_key[filled.granted]),
+        )
+
+    def _settle(self, filled: "_Filling", answer: pb.CommitResponse) -> None:
+        outcome = unpack_u8(answer.status, "status", len(filled.granted))
+        for i, s in zip(filled.granted, outcome.tolist(), strict=True):
+            filled.status[i] = FillStatus(s)
 
     def _reserve(self, part: PutPart, timeout_s: float) -> pb.ReserveResponse:
         if part.generations is None:
             return self.call("Reserve", part.request, pb.ReserveResponse, timeout_s)
         request = pb.ReplaceIfRequest(reserve=part.request, generations=pack_u64(part.generations))
         return self.call("ReplaceIf", request, pb.ReserveResponse, timeout_s)
-
-    def _filled(
-        self,
-        part: PutPart,
-        reserved: pb.ReserveResponse,
-        granted: Sequence[int],
-        timeout_s: float,
-    ) -> pb.CommitRequest:
-        """Copies the bytes of what was granted; the Commit for it. Gives the fills back when that fails."""
-        fills = unpack_u64(reserved.fills, "fills", part.keys)[granted]
-        try:
-            checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
-            if granted:
-                packed = PackedPieces(reserved.extent_counts, reserved.extents, reserved.sizes)
-                pieces = unpack_pieces(packed, part.keys, part.groups)
-                segments = self._mapped(pieces, timeout_s)
-                indexes, pairs = pieces_between(pieces, part.sources, segments)
-                checksums[indexes] = self._copier.copy_in(pairs)
-        except BaseException:
-            self._abort(fills, timeout_s)
-            raise
-        return pb.CommitRequest(
-            session=self.session.token,
-            fills=pack_u64(fills),
-            checksums=pack_u64(checksums.reshape(part.keys, part.groups)[granted]),
-        )
 
     def _abort(self, fills: U64S, timeout_s: float) -> None:
         request = pb.AbortRequest(session=self.session.token, fills=pack_u64(fills))
@@ -154,7 +209,7 @@ class LocalDataLink:
     # ---- get
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
-        """Acquire, copy, verify; the release rides on the next Acquire."""
+        """Acquire, copy, verify; the release rides on the next Acquire unless it holds much memory."""
         answer = self._acquire(call, timeout_s)
         try:
             acquired = self._unpacked(call, answer, timeout_s)
@@ -172,9 +227,9 @@ class LocalDataLink:
         except BaseException:
             self.session.release_later(answer.lease)
             raise
-        if call.verify:
+        if call.verify and sum(pair.private.size for pair in pairs) <= _RIDING_BYTES_MAX:
             self.session.release_later(answer.lease)
-        elif self._was_lost(answer.lease, timeout_s):
+        elif self._was_lost(answer.lease, timeout_s) and not call.verify:
             hits = [False] * call.keys
         good = [hit and i not in corrupt for i, hit in enumerate(hits)]
         return _result(answer, acquired.status, outputs, good, len(corrupt))
@@ -251,6 +306,12 @@ class LocalDataLink:
             return self._link.connection.segment(segment, timeout_s)
 
         return mapped_segments(self._segments, pieces, self.session.epoch, fetch)
+
+
+def _granted_fills(reserved: pb.ReserveResponse, keys: int) -> U64S:
+    fills = unpack_u64(reserved.fills, "fills", keys)
+    granted: U64S = fills[fills != 0]
+    return granted
 
 
 def _result(

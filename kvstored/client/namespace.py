@@ -18,8 +18,8 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
 
-_PART_BYTES_MAX = 256 << 20
-"""Bytes of one Reserve: a larger put goes in parts, so that it needs no more free space at once."""
+_PART_BYTES_MAX = 16 << 20
+"""Bytes of one Reserve: a larger put goes in parts. One is copied in the time in which the daemon books some tens of keys."""
 
 
 class Linked(Protocol):
