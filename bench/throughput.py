@@ -75,7 +75,7 @@ def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list
     cases |= _ceilings(buffers)
     with Client(daemon.address, copy_threads=1) as one, Client(daemon.address) as several:
         for name, client in (("1 thread", one), ("default threads", several)):
-            cases |= _ours(_namespace(client, block_bytes), buffers, name)
+            cases |= _ours(bench_namespace(client, block_bytes), buffers, name)
         samples = min(max(SAMPLE_BYTES // (block_bytes * batch), SAMPLES_MIN), SAMPLES_MAX)
         times = interleaved(cases, samples, runs)
     speeds = {
@@ -155,12 +155,12 @@ def _ceilings(buffers: _Buffers) -> dict[str, Sample]:
 def _ours(namespace: Namespace, buffers: _Buffers, name: str) -> dict[str, Sample]:
     batch = len(buffers.sources)
     _touch_arena(namespace, buffers)
-    stored = _new_keys(batch)
+    stored = new_keys(batch)
     kept: list[Keys] = []
 
     def put() -> float:
         nonlocal stored
-        stored = _new_keys(batch)
+        stored = new_keys(batch)
         taken = timed(lambda: _put_all(namespace, stored, buffers.sources))
         kept.append(stored)
         del kept[: -_kept_batches(buffers)]
@@ -199,7 +199,7 @@ def _touch_arena(namespace: Namespace, buffers: _Buffers) -> None:
     keys_a_call = max((64 << 20) // block_bytes, 1)
     rows = [buffers.sources[i % len(buffers.sources)] for i in range(keys_a_call)]
     for _ in range(_capacity_bytes(namespace) // (block_bytes * keys_a_call) + 1):
-        namespace.put(_new_keys(keys_a_call), rows)
+        namespace.put(new_keys(keys_a_call), rows)
 
 
 def _capacity_bytes(namespace: Namespace) -> int:
@@ -210,7 +210,7 @@ def _capacity_bytes(namespace: Namespace) -> int:
     return next(tier.granted_bytes for tier in tiers if tier.name == "dram")
 
 
-def _namespace(client: Client, block_bytes: int) -> Namespace:
+def bench_namespace(client: Client, block_bytes: int) -> Namespace:
     return client.open_namespace(
         NamespaceSpec(
             model="bench",
@@ -224,7 +224,7 @@ def _namespace(client: Client, block_bytes: int) -> Namespace:
     )
 
 
-def _new_keys(count: int) -> Keys:
+def new_keys(count: int) -> Keys:
     return Keys.opaque([os.urandom(32) for _ in range(count)])
 
 
