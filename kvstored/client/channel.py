@@ -17,6 +17,7 @@ from kvstored.client.connection import Connection
 from kvstored.clock import Clock
 from kvstored.errors import Busy, KvstoredError, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.packing import pack_u64
 
 Response = TypeVar("Response", bound=Message)
 
@@ -114,6 +115,7 @@ class LocalChannel:
         try:
             if session is not None:
                 with self.link(self._connect_timeout_s) as link:
+                    self._release(session, link)
                     request = pb.CloseSessionRequest(session=session.token)
                     link.call(
                         "CloseSession", request, pb.CloseSessionResponse, self._connect_timeout_s
@@ -137,6 +139,13 @@ class LocalChannel:
     def _close(self, connection: Connection) -> None:
         self._open.discard(connection)
         connection.close()
+
+    def _release(self, session: Session, link: LocalLink) -> None:
+        """What it is done with must not look like what it may still read: that is kept aside when the session ends."""
+        leases = session.take_releases()
+        if leases and link.session is session:
+            request = pb.ReleaseRequest(session=session.token, leases=pack_u64(leases))
+            link.call("Release", request, pb.ReleaseResponse, self._connect_timeout_s)
 
     def _take_idle(self) -> LocalLink | None:
         while True:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def reserve(
         assert set(unpack_u8(answer.status, "status", len(keys))) == {FillStatus.GRANTED}
         packed = PackedPieces(answer.extent_counts, answer.extents, answer.sizes)
         pieces = unpack_pieces(packed, len(keys), 1)
-        segments = link._mapped(pieces, 10)  # noqa: SLF001 - the mapping of a client that has gone astray
+        segments = link._mapped(pieces, 10)
         return Filling(
             link.session.token,
             unpack_u64(answer.fills, "fills", len(keys)).tolist(),
@@ -119,7 +120,7 @@ class Scribbler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Scribbler":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -69,6 +69,7 @@ class Served:
         self.state_dir = folder / "state"
         self.socket = folder / "s"
         self.address = f"unix://{self.socket}"
+        self.listen = listen
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._environ = {
@@ -173,7 +174,11 @@ class Served:
                 self._process.wait(10)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(
