@@ -148,13 +148,13 @@ class Mover:
         """On the loop, after the thread let go: close the books of each task and tell who waits."""
         if end.error is not None and not isinstance(end.error, KvstoredError):
             self._shell.report("copy failed", end.error)
-        for i, task in enumerate(batch):
+        for task, results in _results_of(batch, end):
             self._tasks_now -= 1
-            is_there = self._close(task, _results_of(batch, i, end))
+            is_there = self._close(task, results)
             self._flights.land(task.target_copy)
             ended(task, is_there)
 
-    def _close(self, task: CopyTask, results: list[Result | BaseException]) -> bool:
+    def _close(self, task: CopyTask, results: Sequence[Result | BaseException]) -> bool:
         shell = self._shell
         faults = [result for result in results if not isinstance(result, Record)]
         records = [result for result in results if isinstance(result, Record)]
@@ -212,12 +212,12 @@ def _by_task(
 
 
 def _results_of(
-    batch: Sequence[CopyTask], i: int, end: Ended[list[Result]]
-) -> list[Result | BaseException]:
-    if end.error is not None:
-        return [end.error]
-    begin = sum(len(task.moves) for task in batch[:i])
-    return list(end.unwrap()[begin : begin + len(batch[i].moves)])
+    batch: Sequence[CopyTask], end: Ended[list[Result]]
+) -> Iterator[tuple[CopyTask, Sequence[Result | BaseException]]]:
+    if end.error is None:
+        return _by_task(batch, end.unwrap())
+    error = end.error
+    return ((task, [error]) for task in batch)
 
 
 def _same_bytes(task: CopyTask, records: Sequence[Record]) -> bool:
