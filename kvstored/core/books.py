@@ -338,7 +338,11 @@ class Books(Tables):
 
     def _mark_leased(self, copy: int, *, leased: bool) -> None:
         if int(self.copies.tier[copy]) == TierId.DRAM and self.copies.state[copy] == READY:
-            self.effects.append(Leased(self.piece_rows(copy), leased))
+            last = self.effects[-1] if self.effects else None
+            if not isinstance(last, Leased) or last.leased is not leased:
+                last = Leased([], leased)
+                self.effects.append(last)
+            last.heads.extend(self.heads_of(copy))
 
     def _block_returned(self, block: int) -> None:
         """What it made unreachable is of use again; shorter blocks of the same parent are not."""

@@ -303,9 +303,12 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The first lease on a DRAM copy began, or the last one ended: its records carry the mark over a crash."""
+    """The first lease on DRAM copies began, or the last one ended: their records carry the mark over a crash.
 
-    pieces: tuple[PieceRow, ...]
+    `heads`: segment and first unit of each piece.
+    """
+
+    heads: list[tuple[int, int]]
     leased: bool
 
 

@@ -227,6 +227,16 @@ class Tables:
             return (Extent(int(pieces.segment[piece]), int(pieces.start[piece]), units),)
         return self.long_places[piece]
 
+    def heads_of(self, copy: int) -> list[tuple[int, int]]:
+        """Segment and first unit of each of its pieces."""
+        pieces = self.pieces
+        return [
+            (int(pieces.segment[piece]), int(pieces.start[piece]))
+            if pieces.units[piece]
+            else self.long_places[piece][0][:2]
+            for piece in self.pieces_of(copy)
+        ]
+
     def piece_rows(self, copy: int) -> tuple[PieceRow, ...]:
         pieces = self.pieces
         return tuple(

@@ -106,9 +106,7 @@ class Shell:
                 else:
                     self._discards.append(effect)
             elif isinstance(effect, Leased):
-                self.tiers.arena.set_leased(
-                    [piece.place for piece in effect.pieces], leased=effect.leased
-                )
+                self.tiers.arena.set_leased(effect.heads, leased=effect.leased)
             else:
                 self._tell_visible(effect, moved)
         if freed:

@@ -156,12 +156,11 @@ class Arena:
                 table = self._segments[extent.segment].table
                 table[extent.start * RECORD_BYTES + layout.STATE_OFFSET] = State.FREE
 
-    def set_leased(self, places: Sequence[Place], *, leased: bool) -> None:
-        """What is leased when the daemon dies has readers that the next one must wait for."""
-        for place in places:
-            head = place[0]
-            table = self._segments[head.segment].table
-            table[head.start * RECORD_BYTES + layout.LEASED_OFFSET] = leased
+    def set_leased(self, heads: Sequence[tuple[int, int]], *, leased: bool) -> None:
+        """What is leased when the daemon dies has readers that the next one must wait for. `heads`: segment and first unit."""
+        for segment, start in heads:
+            table = self._segments[segment].table
+            table[start * RECORD_BYTES + layout.LEASED_OFFSET] = leased
 
     def record_at(self, place: Place) -> Record:
         """The record of exactly this place, whatever its state; raises Corrupt when there is none."""

@@ -87,11 +87,11 @@ class TestStates:
 
     def test_leases_and_counters_are_kept(self, arena: Arena) -> None:
         stored = write_one(arena, *piece(1, run_of(3, 9000), 9000))
-        arena.set_leased([stored.place], leased=True)
+        arena.set_leased([stored.place[0][:2]], leased=True)
         arena.flush_counters([Counters(ref_of(stored), stored.place, 9, 77.5, 1)])
         expected = replace(stored, leased=True, hits=9, last_s=77.5, heat=1)
         assert scan_all(arena, 100) == [expected]
-        arena.set_leased([stored.place], leased=False)
+        arena.set_leased([stored.place[0][:2]], leased=False)
         assert not arena.record_at(stored.place).leased
 
     def test_a_relinked_piece_keeps_everything_but_its_place_in_the_tree(
