@@ -176,17 +176,19 @@ class Daemon:
                 self._notifier.store(name, fd)
 
     async def _restore(self, recovering: list[TierId], growers: Mapping[TierId, Grower]) -> None:
-        """DRAM first: it is the larger loss. Growth follows, since a scan and growth would fight for the same lane."""
-        for tier in recovering:
-            begun_s = asyncio.get_running_loop().time()
-            found = await self._recovery.run(tier)
-            took_s = asyncio.get_running_loop().time() - begun_s
-            _log_recovery(tier, found, took_s)
-            if tier is TierId.DRAM and not found.leased:
-                self._store.clients.adopt(found.writers)
+        """DRAM first: it is the larger loss. A tier grows once it is scanned, whatever becomes of the others."""
         async with asyncio.TaskGroup() as tasks:
             for tier, grower in growers.items():
+                if tier in recovering:
+                    await self._recover(tier)
                 tasks.create_task(grower.run(), name=f"growth of {tier.name.lower()}")
+
+    async def _recover(self, tier: TierId) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        found = await self._recovery.run(tier)
+        _log_recovery(tier, found, asyncio.get_running_loop().time() - begun_s)
+        if tier is TierId.DRAM and not found.leased:
+            self._store.clients.adopt(found.writers)
 
     # ---- end
 

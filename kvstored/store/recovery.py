@@ -7,6 +7,7 @@ is discarded. Space that a client was still writing when the daemon died is kept
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +15,19 @@ from numpy.typing import NDArray
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import PieceRow, Recovered
 from kvstored.core.types import Extent, Heat, Layout, Place, TierId
-from kvstored.store.lane import Urgency
+from kvstored.errors import KvstoredError
+from kvstored.store.lane import Lane, Urgency
 from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
 from kvstored.tiers.record import Records, State
 
-SLICE_RECORDS = 1024
-"""Records that the loop takes up in one turn: some ten milliseconds."""
-SCAN_RECORDS = 16384
+SLICE_RECORDS = 256
+"""Records that the loop takes up in one turn: a few milliseconds."""
+SCAN_RECORDS = 2048
+"""Records of one call of the tier: reading them holds the interpreter lock, also while a page of the index comes from the disk."""
+RETRY_S = 2.0
 DIGEST_BYTES = 32
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -81,9 +86,9 @@ class Recovery:
         source = shell.tiers.tier(tier)
         cursor, is_done = 0, False
         while not is_done:
-            batch = await lane.submit(
+            batch = await self._insisted(
+                lane,
                 lambda at=cursor: source.scan(at, SCAN_RECORDS),  # type: ignore[misc]  # default binds
-                Urgency.BACKGROUND,
             )
             found.unusable += batch.rejected
             for part in slices_of(batch):
@@ -145,7 +150,19 @@ class Recovery:
             shell.tiers.arena.mark_free([place for _, place in items])
             return
         disk = shell.tiers.tier(tier)
-        await shell.tiers.disk_lane.submit(lambda: disk.discard(items), Urgency.BACKGROUND)
+        await self._insisted(shell.tiers.disk_lane, lambda: disk.discard(items))
+
+    async def _insisted(self, lane: Lane, work: Callable[[], T]) -> T:
+        """Again and again while the tier fails: until its records are known nothing may be granted in it, and reads of others go on."""
+        is_told = False
+        while True:
+            try:
+                return await lane.submit(work, Urgency.BACKGROUND)
+            except KvstoredError as error:
+                if not is_told:
+                    self._shell.report("recovery has to wait for its tier", error)
+                is_told = True
+                await asyncio.sleep(RETRY_S)
 
 
 def slices_of(batch: ScanBatch) -> Iterator[Slice]:

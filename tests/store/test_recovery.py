@@ -12,8 +12,12 @@ import pytest
 
 from kvstored.core.calls import ReadStatus, Reason
 from kvstored.core.types import Layout, TierId
+from kvstored.errors import Unavailable
+from kvstored.store import recovery
 from kvstored.store.recovery import Found, Recovery
+from kvstored.store.registry import FILE_NAME
 from kvstored.tiers.arena import Arena
+from kvstored.tiers.memory import MemoryTier
 from tests.store.world import SEGMENT_BYTES, World, content_of, keys_of, running, spec_of
 
 
@@ -32,11 +36,11 @@ def restarted(world: World, tmp_path: Path) -> World:
 
 
 async def recovered(world: World) -> dict[TierId, Found]:
-    recovery = Recovery(world.shell, world.store.registry.by_digest)
+    again = Recovery(world.shell, world.store.registry.by_digest)
     for tier in (TierId.DRAM, TierId.NVME):
-        await recovery.run(tier)
+        await again.run(tier)
     world.catalog.check()
-    return recovery.found
+    return again.found
 
 
 def filled(tmp_path: Path) -> tuple[World, Layout]:
@@ -220,3 +224,35 @@ def test_an_empty_tier_is_recovered_at_once(tmp_path: Path, count: int) -> None:
 def name_of(layout: Layout, number: int) -> tuple[int, int]:
     low, high = keys_of(layout, [number]).fingerprints[0].tolist()
     return low, high
+
+
+@pytest.mark.parametrize("method", ["scan", "discard"])
+def test_a_disk_that_fails_for_a_while_delays_recovery_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The error went up through the daemon's task group: one EIO in the scan, and the daemon restarted without end."""
+    monkeypatch.setattr(recovery, "RETRY_S", 0.01)
+    world, _ = filled(tmp_path)
+    (tmp_path / FILE_NAME).unlink()  # no namespace is known: every record is discarded
+    later = restarted(world, tmp_path)
+    calls = {"n": 0}
+    real = getattr(MemoryTier, method)
+
+    def failing(*given: object) -> object:
+        calls["n"] += 1
+        if calls["n"] <= 3:
+            raise Unavailable("EIO")
+        return real(*given)
+
+    monkeypatch.setattr(MemoryTier, method, failing)
+
+    async def main() -> None:
+        found = await recovered(later)
+        assert calls["n"] > 3
+        assert found[TierId.NVME].dropped == 10
+        assert TierId.NVME not in later.catalog.recovering
+        assert [what for what, _ in later.faults] == ["recovery has to wait for its tier"]
+        later.faults.clear()
+        await later.check_nothing_leaked()
+
+    running(later, main)
