@@ -58,7 +58,7 @@ def measured(given: argparse.Namespace) -> Report:
     floor = [_bare_us(seed) for seed in range(given.runs)]
     for phases in zip(*runs, strict=True):
         name = phases[0].name
-        is_first = "turnover 1" in name or name.startswith("4 KiB")
+        is_small = name.startswith("4 KiB")
         report.rows += [
             Row(f"{name}: usable", "of 1", [p.usable for p in phases], least=USABLE_MIN),
             Row(f"{name}: usable, lowest", "of 1", [p.lowest for p in phases]),
@@ -72,8 +72,8 @@ def measured(given: argparse.Namespace) -> Report:
                 f"{name}: reserve + commit",
                 "us a block",
                 [p.put_us for p in phases],
-                "us: take and give" if is_first else "",
-                floor if is_first else (),
+                "us: bare take + give" if is_small else "",
+                floor if is_small else (),
             ),
         ]
     report.notes.append(f"arena of {given.arena}, segments of {SEGMENT_BYTES >> 20} MiB")

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import resource
 import statistics
 import subprocess
@@ -53,13 +54,17 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def interleaved(cases: Mapping[str, Sample], samples: int, runs: int) -> dict[str, list[float]]:
-    """The median of each run, by case. The cases take turns, sample by sample."""
+    """The median of each run, by case. The cases take turns, sample by sample, in an order that changes: a copy is slower after
+    one that left the caches dirty."""
+    order = list(cases)
+    shuffled = random.Random(1).shuffle
     medians: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(runs):
         taken: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(samples):
-            for name, sample in cases.items():
-                taken[name].append(sample())
+            shuffled(order)
+            for name in order:
+                taken[name].append(cases[name]())
         for name, values in taken.items():
             medians[name].append(statistics.median(values))
     return medians
