@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
+from kvstored.core.clearing import clear_run
 from kvstored.core.types import Budget, Place, TierId
-
-DEMAND_EVICTIONS_MAX = 65536
-"""Copies that one demand may evict: a 800 MB state over 4 KiB blocks needs 200,000 and is refused while the arena is full of them."""
 
 
 class Evictor:
@@ -30,15 +28,30 @@ class Evictor:
         need = sum(units)
         if need > space.limit(tier, budget) or tier in self._books.recovering:
             return None
-        for _ in range(DEMAND_EVICTIONS_MAX):
-            places = space.take(tier, budget, units)
-            if places is not None:
-                return places
+        book = space.books[tier]
+        while space.over(tier, budget, need) or book.extents.free_units < need:
             over = space.over(tier, budget, need)
-            if not over and space.books[tier].discarding:
+            if not over and book.discarding:
                 return None
             if not self._evict(tier, self._debtor(tier, budget, over), Reason.DEMAND, now_s):
                 return None
+        places = space.take(tier, budget, units)
+        return self._cleared(tier, budget, units, now_s) if places is None else places
+
+    def _cleared(
+        self, tier: TierId, budget: Budget, units: list[int], now_s: float
+    ) -> list[Place] | None:
+        """Enough is free, but in too many pieces: clear runs of it."""
+        space = self._books.space
+        need, largest = sum(units), space.books[tier].extents.segment_units_max
+        for _ in range(need // max(1, largest) + 1):
+            if space.books[tier].discarding:
+                return None
+            if not clear_run(self._books, tier, budget, min(need, largest), now_s):
+                return None
+            places = space.take(tier, budget, units)
+            if places is not None:
+                return places
         return None
 
     def trim(self, tier: TierId, now_s: float, copies_max: int | None) -> int:

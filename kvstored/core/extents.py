@@ -139,11 +139,26 @@ class Extents:
         short = self._order[: bisect_left(self._order, typical)]
         return sum(units * self._counts[units] for units in short) / self._free_units
 
-    def free_runs(self) -> Iterator[Extent]:
-        """All free runs by address; not to be used across changes."""
-        for number, segment in sorted(self._segments.items()):
-            for start, units in segment.runs():
+    def free_runs(self, segment: int | None = None) -> Iterator[Extent]:
+        """All free runs (of one segment) by address; not to be used across changes."""
+        numbers = sorted(self._segments) if segment is None else [segment]
+        for number in numbers:
+            for start, units in self._segments[number].runs():
                 yield Extent(number, start, units)
+
+    @property
+    def segment_units_max(self) -> int:
+        """Units of the largest segment."""
+        return max((segment.units for segment in self._segments.values()), default=0)
+
+    def emptiest(self, count: int) -> list[tuple[int, int]]:
+        """(segment, its units) of those with most free units."""
+        free = {
+            number: sum(units for _, units in segment.runs())
+            for number, segment in self._segments.items()
+        }
+        chosen = sorted(free, key=lambda number: (-free[number], number))[:count]
+        return [(number, self._segments[number].units) for number in chosen]
 
     def check(self) -> None:
         """Assert every invariant; cost is linear in the free runs."""
