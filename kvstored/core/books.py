@@ -285,12 +285,15 @@ class Books(Tables):
         return rows
 
     def due_s(self, copy: int) -> float:
-        """When a window/state copy ends: the longest retention among its groups, or the daemon's default, after the last use."""
-        block = int(self.copies.block[copy])
-        groups, have = self.layout_of(block).spec.groups, int(self.copies.have[copy])
+        """When a window/state copy ends: a lifetime after its last use."""
+        return float(self.blocks.last_s[self.copies.block[copy]]) + self.lifetime_s(copy)
+
+    def lifetime_s(self, copy: int) -> float:
+        """The longest retention among the groups of a window/state copy, or the daemon's default."""
+        groups = self.layout_of(int(self.copies.block[copy])).spec.groups
+        have = int(self.copies.have[copy])
         own = [group.retention_s for g, group in enumerate(groups) if have >> g & 1]
-        lifetime_s = float(max(own, default=0)) or self.limits.checkpoint_ttl_s
-        return float(self.blocks.last_s[block]) + lifetime_s
+        return float(max(own, default=0)) or self.limits.checkpoint_ttl_s
 
     # ---- inside
 

@@ -16,6 +16,8 @@ from kvstored.core.space import units_of
 from kvstored.core.types import NamespaceId, Part, Place, TierId
 from kvstored.errors import InvalidArgument
 
+REFUSALS_MAX = 16
+"""Copies without room that one write-back call passes over: others may be smaller, or of the other budget."""
 WAITING_LOOKS_MAX = 4096
 """Copies that one write-back call looks at."""
 
@@ -172,7 +174,11 @@ class Carriage:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
         copies = self._books.copies
         state, flags = copies.state[: copies.top], copies.flags[: copies.top]
-        dirty = (state == READY) & (flags & CLEAN == 0) & (copies.tier[: copies.top] == int(TierId.DRAM))
+        dirty = (
+            (state == READY)
+            & (flags & CLEAN == 0)
+            & (copies.tier[: copies.top] == int(TierId.DRAM))
+        )
         for copy in np.flatnonzero(dirty).tolist():
             self._books.wait(copy)
         return self.write_back(bytes_max, now_s, everything=True)
@@ -188,6 +194,7 @@ class Carriage:
         tasks: list[CopyTask] = []
         looked = begun = 0
         again: list[int] = []
+        refusals_max = len(books.waiting) if everything else REFUSALS_MAX
         while books.waiting and begun < bytes_max and looked < WAITING_LOOKS_MAX:
             copy = books.waiting.popleft()
             looked += 1
@@ -203,7 +210,8 @@ class Carriage:
                 block, part = int(books.copies.block[copy]), int(books.copies.part[copy])
                 if books.copy_in(block, TierId.NVME, part) < 0:
                     again.append(copy)
-                    break
+                    if len(again) >= refusals_max:
+                        break
                 continue
             tasks.append(task)
             begun += sum(move.length for move in task.moves)

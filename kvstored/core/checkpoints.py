@@ -10,7 +10,7 @@ LOOKS_MAX = 4096
 
 
 def expire_checkpoints(books: Books, now_s: float) -> int:
-    """Forget window and state copies whose time is over and that nobody uses; answers how many."""
+    """Forget window and state copies whose time is over; one that is in use then has another lifetime. Answers how many."""
     copies = books.copies
     ended = 0
     for _ in range(LOOKS_MAX):
@@ -20,9 +20,8 @@ def expire_checkpoints(books: Books, now_s: float) -> int:
         if copies.state[copy] != READY or copies.part[copy] != Part.CHECKPOINT:
             continue
         due_s = books.due_s(copy)
-        if copies.readers[copy] or copies.fills[copy]:
-            books.blocks.last_s[copies.block[copy]] = now_s  # in use now
-            due_s = books.due_s(copy)
+        if due_s <= now_s and (copies.readers[copy] or copies.fills[copy]):
+            due_s = now_s + books.lifetime_s(copy)
         if due_s > now_s:
             books.lifetimes.watch(copy, due_s)
             continue

@@ -85,7 +85,7 @@ class Claims:
         self.pins[pin.id] = pin
         heappush(self._deadlines, (pin.expires_s, pin.id))
         if not is_hard:
-            self._evictor.soft_pins[pin.id] = partial(self.unpin, pin.id)
+            self._evictor.soft_pins[pin.id] = path, partial(self.unpin, pin.id)
         return Pinned(pin.id, len(rows), sum(units.values()) * UNIT_BYTES)
 
     def unpin(self, id_: int) -> bool:

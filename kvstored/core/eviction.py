@@ -6,19 +6,23 @@ The policy orders, the books allow, this module counts units. A budget that is w
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
+
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.clearing import clear_run
-from kvstored.core.types import Budget, Place, TierId
+from kvstored.core.columns import READY
+from kvstored.core.types import Budget, Part, Place, Rows, TierId
 
 
 class Evictor:
-    """`soft_pins`: pins that give way, oldest first, when nothing else can; the claims module registers how to release each."""
+    """`soft_pins`: pins that give way, oldest first, when nothing else in memory can; the claims module registers what each holds and
+    how to release it. On disk they need not: pins have a share of it, and a write-back has time."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._shrinking: set[tuple[TierId, Budget]] = set()
-        self.soft_pins: OrderedDict[int, Callable[[], bool]] = OrderedDict()
+        self.soft_pins: OrderedDict[int, tuple[Rows, Callable[[], bool]]] = OrderedDict()
 
     def room(
         self, tier: TierId, budget: Budget, units: list[int], now_s: float
@@ -86,13 +90,28 @@ class Evictor:
 
     def _evict(self, tier: TierId, budget: Budget, reason: Reason, now_s: float) -> bool:
         victim = self._books.policy.victim(tier, budget, now_s)
-        while victim is None and self.soft_pins:
-            _, release = self.soft_pins.popitem(last=False)
-            release()
-            victim = self._books.policy.victim(tier, budget, now_s)
+        if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
+            victim = self._victim_of_pins(tier, budget, now_s)
         if victim is None:
             return False
         if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
             reason = Reason.RETIRED
         self._books.drop_copy(victim, reason, now_s)
         return True
+
+    def _victim_of_pins(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
+        for path, release in list(self.soft_pins.values()):
+            if self._holds_any(path, tier, budget):
+                release()
+                victim = self._books.policy.victim(tier, budget, now_s)
+                if victim is not None:
+                    return victim
+        return None
+
+    def _holds_any(self, path: Rows, tier: TierId, budget: Budget) -> bool:
+        """Whether a path has copies there that nothing but a hold may keep."""
+        copies = self._books.copies
+        rows = self._books.copies_of_many(path)
+        mine = (copies.part[rows] == Part.CHECKPOINT) == (budget is Budget.CHECKPOINT)
+        idle = (copies.state[rows] == READY) & (copies.readers[rows] == 0)
+        return bool(np.any(mine & idle & (copies.tier[rows] == tier)))

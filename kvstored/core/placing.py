@@ -33,7 +33,8 @@ class Placing:
     def __init__(self, books: Books, evictor: Evictor) -> None:
         self._books = books
         self._evictor = evictor
-        self._incomplete: list[tuple[float, int, int]] = []
+        self._incomplete: list[tuple[float, int]] = []
+        self._due_s: dict[int, float] = {}
 
     # ---- what to write
 
@@ -141,27 +142,21 @@ class Placing:
         elif books.copies.state[copy] == READY:
             books.consider(copy)
         elif not books.copies.fills[copy]:  # it lacks shards: those must come soon
-            due_s = now_s + books.limits.incomplete_ttl_s
-            generation = int(books.blocks.generation[books.copies.block[copy]])
-            heappush(self._incomplete, (due_s, copy, generation))
+            self._due_s[copy] = now_s + books.limits.incomplete_ttl_s
+            heappush(self._incomplete, (self._due_s[copy], copy))
 
     def expire(self, now_s: float) -> int:
         """Drops copies some of whose shards never came; answers how many."""
         dropped = 0
         while self._incomplete and self._incomplete[0][0] <= now_s:
-            _, copy, generation = heappop(self._incomplete)
-            if self._is_abandoned(copy, generation):
+            due_s, copy = heappop(self._incomplete)
+            if self._due_s.get(copy) != due_s:
+                continue  # closed again since; the row may have another copy by now
+            del self._due_s[copy]
+            if self._books.copies.state[copy] == FILLING and not self._books.copies.fills[copy]:
                 self._books.drop_copy(copy, Reason.INCOMPLETE, now_s)
                 dropped += 1
         return dropped
-
-    def _is_abandoned(self, copy: int, generation: int) -> bool:
-        """The row may have another copy by now: the generation tells."""
-        books = self._books
-        block = int(books.copies.block[copy])
-        if block < 0 or books.copies.state[copy] != FILLING or books.copies.fills[copy]:
-            return False
-        return int(books.blocks.generation[block]) == generation
 
     def next_s(self) -> float:
         return self._incomplete[0][0] if self._incomplete else float("inf")
