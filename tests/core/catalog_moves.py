@@ -1,0 +1,139 @@
+"""The state machine of the catalog: copies between tiers, and whole puts and reads."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
+from kvstored.core.types import Extent, Place, TierId
+from kvstored.errors import InvalidArgument
+from tests.core.catalog_compare import PATHS
+from tests.core.catalog_machine import CatalogMachine, small
+from tests.core.desk import UNIT
+from tests.core.oracle_rows import DRAM, NVME
+
+
+class MovingMachine(CatalogMachine):
+    """Copies between tiers. `put`, `put_more`, `read` and `write_down` do what a life mostly consists of."""
+
+    @precondition(lambda self: self.is_begun)
+    @rule(ns=small, path=small, length=small)
+    def put(self, ns: int, path: int, length: int) -> None:
+        """Whole blocks of all shards, committed."""
+        namer, session = self.pick(self.namers, ns), self.sessions[0]
+        groups = list(range(len(namer.layout.spec.groups)))
+        for shard in range(namer.layout.spec.shards):
+            before = set(self.oracle.fills)
+            keys = self.path(path, length)
+            self.reserve_keys(namer, session, keys, shard, groups, ttl_s=20, told=True)
+            for id_ in sorted(set(self.oracle.fills) - before):
+                self.commit_fills(session, [id_])
+
+    @precondition(lambda self: self.is_begun)
+    @rule(ns=small, path=small, length=small)
+    def put_more(self, ns: int, path: int, length: int) -> None:
+        self.put(ns, path, length)
+        self.put(ns + 1, path + 1, length)
+
+    @precondition(lambda self: self.is_begun and self.oracle.blocks)
+    @rule(block=small, ttl=small, shard=small)
+    def read(self, block: int, ttl: int, shard: int) -> None:
+        """What is there, loaded if need be, under a lease that stays open."""
+        known = self.pick(list(self.oracle.blocks.values()), block)
+        namer = self.namer_of(known.ns)
+        path = next(path for path in PATHS if known.key in path)
+        keys = path[: path.index(known.key) + 1]
+        groups = list(range(len(namer.layout.spec.groups)))
+        lease = self.acquire_keys(
+            namer, self.sessions[1], keys, shard, groups, 1 + ttl % 20, load=True
+        )
+        self._end_tasks()
+        self.grant_lease(lease)
+
+    @precondition(lambda self: self.is_begun)
+    @rule()
+    def write_down(self) -> None:
+        self.write_back(3, flush=False)
+        self._end_tasks()
+
+    def _end_tasks(self) -> None:
+        while self.tasks:
+            self._end_task(self.tasks.pop(min(self.tasks)), 4, trim=False)
+
+    # ---- copies between tiers
+
+    @precondition(lambda self: self.is_begun and self.tasks)
+    @rule(pick=small, outcome=small, trim=st.booleans())
+    def end_task(self, pick: int, outcome: int, trim: bool) -> None:
+        self._end_task(self.tasks.pop(self.pick(sorted(self.tasks), pick)), outcome, trim=trim)
+
+    def _end_task(self, task: CopyTask, outcome: int, *, trim: bool) -> None:
+        if outcome % 5 > 1:
+            stored = [StoredPiece(kept_of(task, move, trim=trim), 1) for move in task.moves]
+            self.catalog.commit_copy(task.id, stored, self.now_s)
+            units = {
+                (move.group, move.shard): sum(extent.units for extent in each.place)
+                for move, each in zip(task.moves, stored, strict=True)
+            }
+            self.oracle.commit_copy(task.id, units, self.now_s)
+        else:
+            reason = Reason.CORRUPT if outcome % 5 else Reason.IO_ERROR
+            self.catalog.abort_copy(task.id, reason, self.now_s)
+            self.oracle.abort_copy(task.id, reason)
+        self.compare()
+
+    @precondition(lambda self: self.is_begun)
+    @rule(count=st.integers(1, 3), flush=st.booleans())
+    def write_back(self, count: int, flush: bool) -> None:
+        call = self.catalog.flush if flush else self.catalog.write_back
+        self.attempts = []
+        self.begun(call(count * UNIT, self.now_s))
+        for ns, fingerprint, part, task in self.attempts:
+            key = self.name_of(ns, fingerprint)
+            self.oracle.try_write_back(ns, key, part, task, everything=flush)
+        is_idle = not any(task is not None for *_, task in self.attempts)
+        self.compare()
+        if flush and is_idle and not self.discards:
+            assert not self.oracle.left_behind(), "flush has nothing to do, but there is"
+
+    @precondition(lambda self: self.is_begun)
+    @rule(ns=small, path=small, length=small, nvme=st.integers(0, 9))
+    def prefetch(self, ns: int, path: int, length: int, nvme: int) -> None:
+        namer, keys = self.pick(self.namers, ns), self.path(path, length)
+        if nvme == 0:
+            with pytest.raises(InvalidArgument):
+                self.catalog.prefetch(namer.layout.id, namer.batch(keys), TierId.HBM, self.now_s)
+        tasks, pending = self.catalog.prefetch(namer.layout.id, namer.batch(keys), DRAM, self.now_s)
+        assert len(set(pending)) == len(pending) >= len(tasks)
+        loads = self.begun(tasks)
+        self.oracle.prefetch(namer.layout.id, keys, loads)
+        assert not loads
+        self.compare()
+
+    @precondition(lambda self: self.is_begun)
+    @rule(nvme=st.booleans())
+    def make_room(self, nvme: bool) -> None:
+        tier = NVME if nvme else DRAM
+        assert self.catalog.make_room(tier, self.now_s) == self.oracle.make_room(tier)
+        self.compare()
+
+    @precondition(lambda self: self.is_begun and self.discards)
+    @rule(pick=small)
+    def discarded(self, pick: int) -> None:
+        token, units = self.discards.pop(pick % len(self.discards))
+        self.catalog.discarded(token)
+        self.oracle.discarding -= units
+        self.compare()
+
+
+def kept_of(task: CopyTask, move: PieceMove, *, trim: bool) -> Place:
+    """A disk may store less than was reserved."""
+    if not trim or task.target is not NVME:
+        return move.target
+    units = sum(extent.units for extent in move.target)
+    left, kept = max(1, units - 1), []
+    for extent in move.target:
+        if left > 0:
+            kept.append(Extent(extent.segment, extent.start, min(left, extent.units)))
+            left -= extent.units
+    return tuple(kept)
