@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
     "loop": (),
     "allocator": (),
+    "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),
 }
 """By name: the arguments that keep it short."""
