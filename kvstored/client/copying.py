@@ -3,6 +3,7 @@
 numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview assignment and one-shot hashes do not.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,29 +36,32 @@ class Copier:
         self._pool: ThreadPoolExecutor | None = None
 
     def copy_in(self, pieces: Sequence[Piece]) -> list[int]:
-        """Private to shared; the checksum of each piece."""
-        return self._spread(pieces, _copy_in)
+        """Private to shared; the checksum of each piece. Leaves a core to the daemon, which keeps its books meanwhile."""
+        cores = len(os.sched_getaffinity(0))
+        return self._spread(pieces, _copy_in, min(self._threads, max(cores - 1, 1)))
 
     def copy_out(self, pieces: Sequence[Piece]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
-        return self._spread(pieces, _copy_out)
+        return self._spread(pieces, _copy_out, self._threads)
 
     def copy_out_unchecked(self, pieces: Sequence[Piece]) -> list[int]:
         """Shared to private, without hashing; zeros."""
-        return self._spread(pieces, _copy_out_unchecked)
+        return self._spread(pieces, _copy_out_unchecked, self._threads)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
 
-    def _spread(self, pieces: Sequence[Piece], copy: Callable[[Piece], int]) -> list[int]:
+    def _spread(
+        self, pieces: Sequence[Piece], copy: Callable[[Piece], int], threads: int
+    ) -> list[int]:
         total_bytes = sum(piece.private.size for piece in pieces)
-        if total_bytes < _PARALLEL_BYTES or len(pieces) == 1 or self._threads == 1:
+        if total_bytes < _PARALLEL_BYTES or len(pieces) == 1 or threads == 1:
             return [copy(piece) for piece in pieces]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")
-        runs = _runs(pieces, min(self._threads, len(pieces)), total_bytes)
+        runs = _runs(pieces, min(threads, len(pieces)), total_bytes)
         others = [self._pool.submit(_copy_run, run, copy) for run in runs[1:]]
         # The copies touch memory that the caller is about to give back: all must have ended, whatever fails.
         try:
