@@ -13,7 +13,8 @@ class Keys:
     """Keys of consecutive blocks of one path, or, `unchained`, of blocks that have nothing to do with each other.
 
     `parent`: key of the block before the first; empty for a root or where it is not known. `last_valid_tokens`: of a partial last
-    block, 0 where it is full. `extra_keys`: mixed in by the daemon, for opaque keys only; token keys hold them already.
+    block, 0 where it is full. `extra_keys`: mixed in by the daemon, for opaque keys only; token keys hold them already. `first_block`: depth
+    of the first key, None where it is not known.
     """
 
     keys: tuple[bytes, ...]
@@ -21,6 +22,7 @@ class Keys:
     last_valid_tokens: int = 0
     extra_keys: tuple[bytes, ...] = ()
     unchained: bool = False
+    first_block: int | None = None
 
     @classmethod
     def opaque(
@@ -33,7 +35,11 @@ class Keys:
         unchained: bool = False,
     ) -> "Keys":
         """Keys that the engine made itself: 8 to 64 bytes each, all of one length."""
-        return cls(tuple(keys), parent, last_valid_tokens, tuple(extra_keys), unchained)
+        is_root = not parent and not unchained
+        first_block = 0 if is_root else None
+        return cls(
+            tuple(keys), parent, last_valid_tokens, tuple(extra_keys), unchained, first_block
+        )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -52,6 +58,7 @@ class Keys:
             keys=self.keys[start:stop],
             parent=b"" if self.unchained else parent,
             last_valid_tokens=self.last_valid_tokens if stop == len(self.keys) else 0,
+            first_block=None if self.first_block is None else self.first_block + start,
         )
 
     def message(self) -> pb.Keys:

@@ -9,7 +9,15 @@ from kvstored.client.copying import Bytes
 from kvstored.client.keys import Keys
 from kvstored.client.links import GetCall, Leased, Link, PutPart
 from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
-from kvstored.client.rows import Rows, Selection, selection_of, sizes_of, sources_of
+from kvstored.client.rows import (
+    Rows,
+    Selection,
+    parts_of,
+    selection_of,
+    sizes_of,
+    sources_of,
+    worth_storing,
+)
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.types import Match, NamespaceSpec
@@ -17,9 +25,6 @@ from kvstored.errors import InvalidArgument, KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
-
-_PART_BYTES_MAX = 16 << 20
-"""Bytes of one Reserve: a larger put goes in parts. One is copied in the time in which the daemon books some tens of keys."""
 
 
 class Linked(Protocol):
@@ -60,7 +65,8 @@ class Namespace:
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
         made = block_keys(root(self.digest, extra_keys), tokens, self.spec.block_tokens)
-        return Keys(tuple(made), last_valid_tokens=len(tokens) % self.spec.block_tokens)
+        last_valid_tokens = len(tokens) % self.spec.block_tokens
+        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
 
     def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
         with self._link(timeout_s) as link:
@@ -99,27 +105,36 @@ class Namespace:
         *,
         groups: Sequence[str] | None = None,
         shard: int = 0,
+        ends_path: bool = True,
         request_id: bytes = b"",
         fill_ttl_s: float = 0,
         timeout_s: float | None = None,
     ) -> PutResult:
         """Stores one row of arrays a key; visible block by block, each whole or not at all.
 
-        `groups`: the groups that the rows hold, in namespace order; the required ones unless given. The timeout bounds each message,
-        not the copying. An exception leaves nothing of the running part behind.
+        `groups`: the groups that the rows hold, in namespace order; the required ones unless given. `ends_path`: a prompt or an output
+        ends at the last key, which is where the `boundary` policy has its checkpoint. Window and state arrays that no future hit can
+        consume are left out. The timeout bounds each message, not the copying. An exception leaves nothing of the running part behind.
         """
         selection = selection_of(self.spec, groups)
-        sources = sources_of(rows, len(keys), selection)
+        given = sources_of(rows, len(keys), selection)
+        sources = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
         parts = [
             PutPart(
                 self._reserve(
-                    keys[a:b], sources[a * g : b * g], selection, shard, request_id, fill_ttl_s
+                    keys[a:b],
+                    sources[a * g : b * g],
+                    selection,
+                    shard,
+                    ends_path=ends_path,
+                    request_id=request_id,
+                    fill_ttl_s=fill_ttl_s,
                 ),
                 sources[a * g : b * g],
                 b - a,
             )
             for g in (len(selection.groups),)
-            for a, b in _parts(sources, g)
+            for a, b in parts_of(sources, g)
         ]
         if not parts:
             return PutResult(())
@@ -139,7 +154,7 @@ class Namespace:
         """Replaces blocks of a mutable namespace if all still have these generations (0: absent), else raises Conflict."""
         selection = selection_of(self.spec, groups)
         sources = sources_of(rows, len(keys), selection)
-        request = self._reserve(keys, sources, selection, shard, b"", 0)
+        request = self._reserve(keys, sources, selection, shard)
         part = PutPart(request, sources, len(keys), generations)
         with self._link(timeout_s) as link:
             return PutResult(tuple(link.put([part], self._timeout_s(timeout_s))))
@@ -313,8 +328,10 @@ class Namespace:
         sources: Sequence[Bytes | None],
         selection: Selection,
         shard: int,
-        request_id: bytes,
-        fill_ttl_s: float,
+        *,
+        ends_path: bool = True,
+        request_id: bytes = b"",
+        fill_ttl_s: float = 0,
     ) -> pb.ReserveRequest:
         return pb.ReserveRequest(
             namespace=self.digest,
@@ -325,6 +342,7 @@ class Namespace:
             last_valid_tokens=keys.last_valid_tokens,
             fill_ttl_ms=_ms(fill_ttl_s),
             request_id=request_id,
+            ends_path=ends_path,
         )
 
     def _acquire(
@@ -372,21 +390,6 @@ class Namespace:
             )
             answer = link.call("Renew", request, pb.RenewResponse, self._client.timeout_s)
         return not any(answer.lost)
-
-
-def _parts(sources: Sequence[Bytes | None], groups: int) -> Iterator[tuple[int, int]]:
-    """Runs of keys of at most _PART_BYTES_MAX each, or of one key."""
-    start, run_bytes = 0, 0
-    sizes = sizes_of(sources)
-    count = len(sizes) // max(groups, 1)
-    for i in range(count):
-        key_bytes = sum(sizes[i * groups : (i + 1) * groups])
-        if i > start and run_bytes + key_bytes > _PART_BYTES_MAX:
-            yield start, i
-            start, run_bytes = i, 0
-        run_bytes += key_bytes
-    if start < count:
-        yield start, count
 
 
 def _ms(seconds_s: float) -> int:

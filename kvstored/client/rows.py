@@ -1,14 +1,16 @@
 """Rows of arrays as callers give them, checked and flattened to the pieces of a call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.client.copying import Bytes, Piece
+from kvstored.client.keys import Keys
 from kvstored.client.results import Block
 from kvstored.client.segments import Fetch, Segments
+from kvstored.core.groups import consumable
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import Corrupt, InvalidArgument
 from kvstored.wire.packing import U64S, Pieces, mask_of
@@ -17,6 +19,9 @@ Array = NDArray[np.generic]
 Row = Array | bytes | bytearray | memoryview | Sequence[Array | None]
 """One block: an array (or buffer) where one group is selected, else one array a selected group, None where nothing is put."""
 Rows = Sequence[Row] | Array
+
+_PART_BYTES_MAX = 16 << 20
+"""Bytes of one Reserve: a larger put goes in parts. One is copied in the time in which the daemon books some tens of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,41 @@ def sources_of(rows: Rows, keys: int, selection: Selection) -> list[Bytes | None
     return sources
 
 
+def worth_storing(
+    sources: Sequence[Bytes | None],
+    spec: NamespaceSpec,
+    selection: Selection,
+    keys: Keys,
+    *,
+    ends_path: bool,
+) -> list[Bytes | None]:
+    """None for the window and state pieces that no future hit can consume under the namespace's checkpoint policy."""
+    if keys.unchained or all(spec.groups[group].is_required for group in selection.groups):
+        return list(sources)
+    kept = consumable(
+        spec, keys.first_block, len(keys), keys.last_valid_tokens, ends_path=ends_path
+    )
+    flat = kept[:, list(selection.groups)].reshape(-1).tolist()
+    return [source if is_kept else None for source, is_kept in zip(sources, flat, strict=True)]
+
+
 def sizes_of(sources: Sequence[Bytes | None]) -> list[int]:
     return [0 if source is None else source.size for source in sources]
+
+
+def parts_of(sources: Sequence[Bytes | None], groups: int) -> Iterator[tuple[int, int]]:
+    """Runs of keys of at most _PART_BYTES_MAX each, or of one key."""
+    start, run_bytes = 0, 0
+    sizes = sizes_of(sources)
+    count = len(sizes) // max(groups, 1)
+    for i in range(count):
+        key_bytes = sum(sizes[i * groups : (i + 1) * groups])
+        if i > start and run_bytes + key_bytes > _PART_BYTES_MAX:
+            yield start, i
+            start, run_bytes = i, 0
+        run_bytes += key_bytes
+    if start < count:
+        yield start, count
 
 
 def shared_runs(pieces: Pieces, i: int, segments: dict[int, Bytes]) -> tuple[Bytes, ...]:

@@ -193,6 +193,30 @@ def put_masks(
     return masks
 
 
+def consumable(
+    spec: NamespaceSpec,
+    first_block: int | None,
+    blocks: int,
+    last_valid_tokens: int,
+    *,
+    ends_path: bool,
+) -> NDArray[np.bool_]:
+    """Shape (blocks, groups): the pieces of consecutive blocks that a future hit can consume; of
+    required groups all.
+
+    `first_block` None: the depth is not known. A periodic boundary cannot be told then, and nothing
+    is left out: a guess with the wrong phase would leave out every checkpoint.
+    """
+    groups = np.arange(len(spec.groups), dtype=np.uint64)
+    if first_block is None and spec.checkpoint_policy is CheckpointPolicy.PERIODIC:
+        return np.ones((blocks, len(groups)), dtype=np.bool_)
+    if blocks == 0:
+        return np.zeros((0, len(groups)), dtype=np.bool_)
+    masks = put_masks(spec, first_block or 0, blocks, last_valid_tokens, ends_prompt=ends_path)
+    masks |= np.uint64(~optional_mask(spec) & (1 << len(groups)) - 1)
+    return (masks[:, None] >> groups & np.uint64(1)).astype(np.bool_)
+
+
 def _blocks_to_checkpoint(
     spec: NamespaceSpec, first_block: int, blocks: int, valid_tokens: int, *, ends_prompt: bool
 ) -> NDArray[np.int64]:

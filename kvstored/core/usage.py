@@ -50,6 +50,17 @@ def blocks_in(books: Books, ns: NamespaceId) -> Rows:
     return rows[np.argsort(-books.tree.depth[rows], kind="stable")]
 
 
+def depth_of(books: Books, ns: NamespaceId, fingerprint: Fingerprint) -> int | None:
+    """Of a block, where the books hold its path from a root that was stored; None where a part of the path may be missing."""
+    block = books.index.find_one(fingerprint)
+    if block < 0 or books.blocks.ns[block] != ns:
+        return None
+    root = block
+    while (parent := int(books.tree.parent[root])) >= 0:
+        root = parent
+    return int(books.tree.depth[block]) if books.blocks.first_copy[root] >= 0 else None
+
+
 def copy_at(
     books: Books, ns: NamespaceId, fingerprint: Fingerprint, tier: TierId, place: Place
 ) -> int | None:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from kvstored.core import keys as block_keys
 from kvstored.core.calls import Acquire, Parents, Reserve
-from kvstored.core.groups import expected_bytes, valid_tokens_of
+from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
 from kvstored.core.types import KeyBatch, Layout, NamespaceSpec
+from kvstored.core.usage import depth_of
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.sessions import Session
@@ -59,6 +60,9 @@ class Asked:
         keys, parents = keys_and_parents(layout, request.keys)
         columns = selected_groups(request.groups, layout.spec)
         sizes = sizes_of(request.sizes, layout.spec, columns, len(keys), request.last_valid_tokens)
+        if any(not layout.spec.groups[column].is_required for column in columns):
+            kept = self._consumable(request, layout, keys, parents)
+            sizes = np.where(kept[:, list(columns)], sizes, np.uint64(0))
         call = Reserve(
             session=session.core,
             ns=layout.id,
@@ -72,6 +76,25 @@ class Asked:
             request_id=request_id_of(request.request_id),
         )
         return Put(session, layout, columns, call)
+
+    def _consumable(
+        self, request: pb.ReserveRequest, layout: Layout, keys: KeyBatch, parents: Parents
+    ) -> NDArray[np.bool_]:
+        """Pieces that a future hit can consume. Keys that are no path of their own are ends each, at depths that are not known."""
+        spec, ends_path = layout.spec, request.ends_path
+        if not request.keys.unchained and not request.keys.parents:
+            depth = self._first_depth(layout, parents) if len(keys) else 0
+            last = request.last_valid_tokens
+            return consumable(spec, depth, len(keys), last, ends_path=ends_path)
+        alone = consumable(spec, None, 1, 0, ends_path=ends_path)
+        return np.repeat(alone, len(keys), axis=0)
+
+    def _first_depth(self, layout: Layout, parents: Parents) -> int | None:
+        if not parents.known[0]:
+            return 0
+        low, high = parents.fingerprints[0].tolist()
+        depth = depth_of(self._store.shell.catalog.books, layout.id, (low, high))
+        return None if depth is None else depth + 1
 
     def get(self, request: pb.AcquireRequest, caller: Caller) -> Get:
         session = self.session(request.session, caller)

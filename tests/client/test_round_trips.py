@@ -243,7 +243,7 @@ def test_an_empty_call_is_an_empty_result(namespace: Namespace) -> None:
 def test_a_put_in_parts_keeps_the_path_chained(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstored.client.namespace._PART_BYTES_MAX", 3 * 8192)
+    monkeypatch.setattr("kvstored.client.rows._PART_BYTES_MAX", 3 * 8192)
     keys = namespace.keys(range(8 * BLOCK_TOKENS))
     rows = rows_of(8)
     namespace.put(keys[4:5], rows[4:5])

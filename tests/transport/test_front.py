@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstored.client import Client, GroupKind, GroupSpec, Namespace, NamespaceSpec
+from kvstored.core.types import CheckpointPolicy
 from kvstored.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -43,6 +44,7 @@ SPEC = NamespaceSpec(
         GroupSpec("kv", GroupKind.LINEAR, 3 * 4096),
         GroupSpec("state", GroupKind.STATE, 100),
     ),
+    checkpoint_policy=CheckpointPolicy.FULL,
 )
 
 

@@ -708,7 +708,7 @@ def test_a_hybrid_hit_says_from_where_to_replay(tmp_path: Path) -> None:
             pb.Group(name="kv", kind=pb.LINEAR, bytes_per_block=BLOCK_BYTES),
             pb.Group(name="state", kind=pb.STATE, bytes_per_block=4096),
         ]
-        await peer.begin(namespace_of(model="hybrid", groups=groups))
+        await peer.begin(namespace_of(model="hybrid", groups=groups, checkpoint_policy=pb.FULL))
         sizes = pack_u64([BLOCK_BYTES, 0, BLOCK_BYTES, 4096, BLOCK_BYTES, 0])
         reserved = await peer.call(
             "Reserve", peer.reserve(keys_of(range(3)), groups=3, sizes=sizes)
