@@ -45,7 +45,8 @@ class Registry:
         self._state_dir = state_dir
         self._piece_bytes_max = piece_bytes_max
         self._saving = asyncio.Lock()
-        self._unsaved = False
+        self._unsaved: set[bytes] = set()
+        """Digests of the namespaces whose last change is not on disk."""
         for layout in namespaces.list():
             self._add(layout)
             if namespaces.is_retired(layout.digest):
@@ -89,8 +90,9 @@ class Registry:
         self._shell.apply()
         if opened.created:
             self._shell.events.add(EventKind.NAMESPACE_OPENED, digest=opened.layout.digest)
-        self._unsaved = self._unsaved or bool(opened.created or opened.revived or opened.retired)
-        await self._save()
+        if opened.created or opened.revived or opened.retired:
+            self._unsaved.add(opened.layout.digest)
+        await self._save(opened.layout.digest)
         return opened
 
     async def retire(self, digest: bytes, *, tenant: str) -> None:
@@ -98,8 +100,8 @@ class Registry:
         self._namespaces.retire(layout.digest)
         self._shell.catalog.retire(layout.id)
         self._shell.apply()
-        self._unsaved = True
-        await self._save()
+        self._unsaved.add(layout.digest)
+        await self._save(layout.digest)
 
     async def remove(self, digest: bytes, *, tenant: str) -> int:
         """Blocks that went with it."""
@@ -110,8 +112,8 @@ class Registry:
         self._shell.apply()
         del self._shell.layouts[layout.id]
         self._shell.events.add(EventKind.NAMESPACE_REMOVED, digest=layout.digest)
-        self._unsaved = True
-        await self._save()
+        self._unsaved.add(layout.digest)
+        await self._save(layout.digest)
         return blocks
 
     def digest_of(self, ns: NamespaceId) -> bytes:
@@ -123,21 +125,22 @@ class Registry:
         self._shell.catalog.add_namespace(layout)
         self._shell.apply()
 
-    async def _save(self) -> None:
-        """Write what is not yet on disk; a failure is the caller's, and the next call tries again."""
+    async def _save(self, digest: bytes) -> None:
+        """Write what is not yet on disk; a failure is the caller's where its own namespace is among it, and the next call tries again."""
         async with self._saving:
             if not self._unsaved:
                 return
             text = self._namespaces.to_json()
-            self._unsaved = False
+            saved, self._unsaved = self._unsaved, set()
             lane = self._shell.tiers.arena_lane
             try:
                 await lane.submit(lambda: replace_file(self._state_dir / FILE_NAME, text.encode()))
             except OSError as error:
-                self._unsaved = True
-                raise Unavailable(f"namespaces cannot be saved: error={error}") from error
+                self._unsaved |= saved
+                if digest in saved:
+                    raise Unavailable(f"namespaces cannot be saved: error={error}") from error
             except BaseException:
-                self._unsaved = True
+                self._unsaved |= saved
                 raise
 
 
