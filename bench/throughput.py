@@ -29,6 +29,8 @@ SAMPLE_BYTES = 768 << 20
 SAMPLES_MIN, SAMPLES_MAX = 3, 200
 RING_BYTES = 512 << 20
 """Far more than a last-level cache."""
+WAYS = ("1 thread", "default threads")
+"""How many threads the client copies with."""
 COPY, COPY_HASH = "copy", "copy + xxh3"
 CEILING = (
     "numpy.copyto of the same number of buffers of the same size into and out of a memfd mapping, "
@@ -63,9 +65,9 @@ def measured(given: argparse.Namespace) -> Report:
 
 
 def _dram(batch_bytes: int) -> str:
-    """As on a small server: what the evictor keeps free (5 % and more) takes in a batch of 1 MiB x 64. And room for three of the
-    largest batch: what two clients read, and what one of them puts."""
-    return f"{max(3 << 30, 4 * batch_bytes) >> 20}MiB"
+    """As on a small server: what the evictor keeps free (5 % and more) takes in a batch of 1 MiB x 64. And room for four of the
+    largest batch below the watermark: what two clients read, and what they put in between."""
+    return f"{max(3 << 30, 5 * batch_bytes) >> 20}MiB"
 
 
 def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list[Row]:
@@ -74,8 +76,11 @@ def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list
     buffers = _Buffers.made(block_bytes, batch)
     cases |= _ceilings(buffers)
     with Client(daemon.address, copy_threads=1) as one, Client(daemon.address) as several:
-        for name, client in (("1 thread", one), ("default threads", several)):
-            cases |= _ours(bench_namespace(client, block_bytes), buffers, name)
+        spaces = [bench_namespace(client, block_bytes) for client in (one, several)]
+        for space in spaces:
+            _touch_arena(space, buffers)
+        for name, space in zip(WAYS, spaces, strict=True):
+            cases |= _ours(space, buffers, name)
         samples = min(max(SAMPLE_BYTES // (block_bytes * batch), SAMPLES_MIN), SAMPLES_MAX)
         times = interleaved(cases, samples, runs)
     speeds = {
@@ -84,7 +89,7 @@ def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list
     where = f"{size} x {batch}{suffix}"
     is_target = (size, batch) == TARGET
     rows = []
-    for name in ("1 thread", "default threads"):
+    for name in WAYS:
         for verb, way, base, least in (
             ("put", "in", COPY, RATIO_UNCHECKED),
             ("put", "in", COPY_HASH, RATIO_CHECKED),
@@ -154,7 +159,6 @@ def _ceilings(buffers: _Buffers) -> dict[str, Sample]:
 
 def _ours(namespace: Namespace, buffers: _Buffers, name: str) -> dict[str, Sample]:
     batch = len(buffers.sources)
-    _touch_arena(namespace, buffers)
     stored = new_keys(batch)
     kept: list[Keys] = []
 
