@@ -174,7 +174,7 @@ class Namespace:
         """Private copies of what is there. `out`: writable arrays to copy into instead of new ones; what they hold counts for hits only.
 
         `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
-        takes what is in DRAM now; the rest is PENDING, loads on, and ends in an event.
+        takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event.
         """
         call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
         with self._link(timeout_s) as link:

@@ -74,6 +74,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NAMESPACE_OPENED: _ClassVar[EventKind]
     NAMESPACE_REMOVED: _ClassVar[EventKind]
     JOB_DONE: _ClassVar[EventKind]
+    LOAD_FAILED: _ClassVar[EventKind]
 LINEAR: GroupKind
 COMPRESSED: GroupKind
 WINDOW: GroupKind
@@ -115,6 +116,7 @@ EVENTS_LOST: EventKind
 NAMESPACE_OPENED: EventKind
 NAMESPACE_REMOVED: EventKind
 JOB_DONE: EventKind
+LOAD_FAILED: EventKind
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("client", "resume_token", "resume_ttl_ms", "protocol", "detached")

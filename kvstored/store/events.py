@@ -29,6 +29,7 @@ class EventKind(IntEnum):
     NAMESPACE_OPENED = 8
     NAMESPACE_REMOVED = 9
     JOB_DONE = 10
+    LOAD_FAILED = 11
 
 
 @dataclass(frozen=True, slots=True)

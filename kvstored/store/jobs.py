@@ -57,7 +57,7 @@ class Jobs:
         self._jobs[job.id] = job
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
-        self._carry(job, tasks)
+        self._carry(job, tasks, keys)
         return job
 
     def status(self, job: int, tenant: str) -> Job:
@@ -73,7 +73,7 @@ class Jobs:
             found.state = JobState.CANCELLED
         return found
 
-    def _carry(self, job: Job, tasks: Sequence[CopyTask]) -> None:
+    def _carry(self, job: Job, tasks: Sequence[CopyTask], keys: KeyBatch) -> None:
         if not tasks:
             self._end(job)
             return
@@ -91,7 +91,7 @@ class Jobs:
             if job.done + job.failed == job.blocks:
                 self._end(job)
 
-        self._mover.start(tasks, Urgency.BACKGROUND, is_wanted=is_wanted, ended=ended)
+        self._mover.load(tasks, keys, Urgency.BACKGROUND, is_wanted=is_wanted, ended=ended)
 
     def _end(self, job: Job) -> None:
         if job.state is JobState.RUNNING:

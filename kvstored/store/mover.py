@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from kvstored.core.calls import CopyTask, Reason, StoredPiece
-from kvstored.core.types import TierId
+from kvstored.core.types import KeyBatch, TierId
 from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace
+from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
 from kvstored.store.lane import Ended, Urgency
 from kvstored.store.shell import Shell, fingerprint_bytes
@@ -40,6 +41,8 @@ class Mover:
         self._flights = flights
         self._bounds = bounds or Bounds()
         self._tasks_now = 0
+        self._loading: dict[int, bytes] = {}
+        """Full key of each load by its target copy: a load that fails has no record to read it from."""
 
     @property
     def tasks_now(self) -> int:
@@ -63,6 +66,26 @@ class Mover:
         self._tasks_now += len(tasks)
         for batch in self._batches(tasks):
             self._submit(batch, urgency, is_wanted, ended)
+
+    def load(
+        self,
+        tasks: Sequence[CopyTask],
+        keys: KeyBatch,
+        urgency: Urgency,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+        ended: Callable[[CopyTask, bool], None] = lambda *_: None,
+    ) -> None:
+        """`start` tasks that bring some of `keys` up to DRAM: each ends in a LOADED or a LOAD_FAILED event."""
+        wanted = {task.fingerprint for task in tasks}
+        names = {
+            (low, high): keys.key(i)
+            for i, (low, high) in enumerate(keys.fingerprints.tolist() if wanted else ())
+            if (low, high) in wanted
+        }
+        for task in tasks:
+            self._loading[task.target_copy] = names[task.fingerprint]
+        self.start(tasks, urgency, is_wanted=is_wanted, ended=ended)
 
     def _submit(
         self,
@@ -151,6 +174,7 @@ class Mover:
         for task, results in _results_of(batch, end):
             self._tasks_now -= 1
             is_there = self._close(task, results)
+            self._tell_if_failed(task, is_there)
             self._flights.land(task.target_copy)
             ended(task, is_there)
 
@@ -179,6 +203,20 @@ class Mover:
         shell.counts["copies", direction] += 1
         shell.counts["copy_bytes", direction] += sum(m.length for m in task.moves)
         return True
+
+    def _tell_if_failed(self, task: CopyTask, is_there: bool) -> None:
+        """Who was answered PENDING waits for an event."""
+        key = self._loading.pop(task.target_copy, b"")
+        layout = self._shell.layouts.get(task.ns)
+        if not is_there and task.target is TierId.DRAM and layout is not None:
+            self._shell.events.add(
+                EventKind.LOAD_FAILED,
+                digest=layout.digest,
+                key=key,
+                tier=task.target,
+                parent=fingerprint_bytes(task.parent),
+                depth_blocks=task.depth,
+            )
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""

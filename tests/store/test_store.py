@@ -143,6 +143,33 @@ def test_a_read_that_cannot_wait_is_answered_pending_and_its_load_arrives(tmp_pa
     running(world, main)
 
 
+def test_a_pending_load_that_fails_is_told_by_an_event(tmp_path: Path) -> None:
+    """Who was answered PENDING waited for ever for a LOADED event that never came."""
+    world = World(tmp_path, arena_blocks=4, disk_blocks=64)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        for i in range(8):
+            world.put(session, layout, [i])
+            await world.janitor.write_back_once()
+            await world.settle()
+        world.disk.faults = Faults(bit_flip=1.0)
+        cursor = world.shell.events.last
+        grant = await world.acquire(session, layout, [1], wait_s=0.0)
+        assert grant.blocks[0].status is ReadStatus.PENDING
+        await world.settle()
+        polled = world.shell.events.read(epoch=1, cursor=cursor, events_max=99)
+        failed = [event for event in polled.events if event.kind is EventKind.LOAD_FAILED]
+        key = keys_of(layout, [1]).key(0)
+        assert [(e.key, e.digest, e.tier) for e in failed] == [(key, layout.digest, TierId.DRAM)]
+        assert (await world.acquire(session, layout, [1])).blocks[0].status is ReadStatus.MISS
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
 def test_callers_of_one_block_share_one_load(tmp_path: Path) -> None:
     world = World(tmp_path, arena_blocks=4, disk_blocks=64)
     world.grow()
