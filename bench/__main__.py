@@ -18,7 +18,6 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "allocator": (),
     "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),
-    "restart": ("--records", "200000"),
 }
 """By name: the arguments that keep it short."""
 
