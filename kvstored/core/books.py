@@ -267,7 +267,7 @@ class Books(Tables):
         if event is TouchEvent.HIT:
             self._forgive(at)
         self.policy.touch(at, event, now_s)
-        self._wait_again(at)
+        self._wait_again(at[::-1])  # parents before children
 
     def copies_of_many(self, blocks: Rows) -> Rows:
         """The copies of the first block, then those of the second, and so on."""

@@ -108,6 +108,8 @@ class Recovery:
             return False
         part = spec.groups[piece.group].part
         block = books.ensure_block(ns, piece.fingerprint, piece.valid_tokens)
+        if spec.mutable and books.blocks.first_copy[block] >= 0:
+            block = self._newest(ns, block, piece, now_s)
         copy = books.copy_in(block, tier, part)
         if not books.resize(block, piece.valid_tokens) or self._is_stale(block, piece):
             return self._refuse(tier, piece.place, block)
@@ -154,12 +156,19 @@ class Recovery:
         self._books.drop_idle(block)
         return False
 
-    def _is_stale(self, block: int, piece: Recovered) -> bool:
-        """In a mutable namespace the bytes of another generation are other bytes."""
+    def _newest(self, ns: NamespaceId, block: int, piece: Recovered, now_s: float) -> int:
+        """In a mutable namespace other generations are other bytes: older ones that were found before leave."""
         books = self._books
-        is_same = books.blocks.generation[block] == piece.generation
-        is_stored = books.blocks.first_copy[block] >= 0
-        return books.layout_of(block).spec.mutable and is_stored and not is_same
+        if books.blocks.generation[block] >= piece.generation:
+            return block
+        for copy in list(books.copies_of(block)):
+            books.drop_copy(copy, Reason.REPLACED, now_s)
+        return books.ensure_block(ns, piece.fingerprint, piece.valid_tokens)
+
+    def _is_stale(self, block: int, piece: Recovered) -> bool:
+        books = self._books
+        is_stored = books.layout_of(block).spec.mutable and books.blocks.first_copy[block] >= 0
+        return bool(is_stored and books.blocks.generation[block] != piece.generation)
 
     def _link(self, ns: NamespaceId, block: int, piece: Recovered) -> None:
         books = self._books
