@@ -6,7 +6,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstored.core.calls import Acquire, Effect, Fingerprint, Freed, Parents, Reserve
+from kvstored.core.calls import (
+    Acquire,
+    CopyTask,
+    Effect,
+    Expired,
+    FillStatus,
+    Fingerprint,
+    Freed,
+    Grant,
+    Limits,
+    Parents,
+    Reason,
+    Reserve,
+    Reserved,
+    StoredPiece,
+    TierLimits,
+    Verdict,
+)
+from kvstored.core.catalog import Catalog
+from kvstored.core.columns import READY
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import (
@@ -16,8 +35,12 @@ from kvstored.core.types import (
     GroupSpec,
     KeyBatch,
     Layout,
+    Match,
+    NamespaceId,
     NamespaceSpec,
+    Part,
     SessionId,
+    TierId,
 )
 
 UNIT = UNIT_BYTES
@@ -137,3 +160,158 @@ class Namer:
 
 def freed_in(effects: Sequence[Effect]) -> list[Freed]:
     return [effect for effect in effects if isinstance(effect, Freed)]
+
+
+class Desk:
+    """A catalog with one open session, and the calls of its life in one line each. Chains link each name to the one before."""
+
+    def __init__(
+        self,
+        *specs: NamespaceSpec,
+        dram: int = 8,
+        nvme: int = 0,
+        policy: str = "lru",
+        limits: Limits | None = None,
+        **shares: float,
+    ) -> None:
+        sizes = {TierId.DRAM: dram, **({TierId.NVME: nvme} if nvme else {})}
+        tiers = [
+            TierLimits(tier, units, **{"lease_share": 1.0, **shares})  # type: ignore[arg-type]  # admit_hits is whole
+            for tier, units in sizes.items()
+        ]
+        self.catalog = Catalog(tiers=tiers, policy=policy, limits=limits or Limits(), epoch=7)
+        for tier, units in sizes.items():
+            self.catalog.grow(tier, 0, units)
+        self.namers = [Namer(layout) for layout in layouts_of(*(specs or (spec_of("m"),)))]
+        for namer in self.namers:
+            self.catalog.add_namespace(namer.layout)
+        self.now_s = 1000.0
+        self.session = self.catalog.open_session(self.now_s)
+
+    def begin(
+        self,
+        names: str,
+        *,
+        ns: int = 0,
+        shard: int = 0,
+        groups: Sequence[int] | None = None,
+        under: str | None = None,
+        last: int = 0,
+        ttl_s: float = 60.0,
+        request_id: bytes = b"",
+    ) -> Reserved:
+        """Reserves a chain of blocks, one a letter, below `under`."""
+        parents = [under, *names[:-1]]
+        call = self.namers[ns].reserve(
+            self.session,
+            list(names),
+            parents,
+            shard=shard,
+            groups=groups,
+            last_valid_tokens=last,
+            ttl_s=ttl_s,
+            request_id=request_id,
+        )
+        reserved = self.catalog.reserve(call, self.now_s)
+        self.catalog.check()
+        return reserved
+
+    def commit(self, reserved: Reserved) -> list[bool | None]:
+        """Whether each block is visible now; None for a lost fill."""
+        fills = [grant.fill for grant in reserved.grants if grant is not None]
+        outcomes = self.catalog.commit(self.session, fills, [{}] * len(fills), self.now_s)
+        self.catalog.check()
+        return [None if outcome is None else outcome.visible for outcome in outcomes]
+
+    def put(
+        self,
+        names: str,
+        *,
+        ns: int = 0,
+        shard: int = 0,
+        groups: Sequence[int] | None = None,
+        under: str | None = None,
+        last: int = 0,
+    ) -> list[FillStatus]:
+        reserved = self.begin(names, ns=ns, shard=shard, groups=groups, under=under, last=last)
+        self.commit(reserved)
+        return reserved.status
+
+    def read(
+        self, names: str, *, ns: int = 0, shard: int = 0, groups: Sequence[int] | None = None
+    ) -> Grant:
+        call = self.namers[ns].acquire(self.session, list(names), shard=shard, groups=groups)
+        acquired = self.catalog.acquire(call, self.now_s)
+        self.carry(acquired.loads)
+        grant = self.catalog.grant(acquired.lease, self.now_s)
+        self.catalog.check()
+        return grant
+
+    def release(self, grant: Grant) -> bool:
+        """Whether the lease still was."""
+        (lost,) = self.catalog.release(self.session, [grant.lease], self.now_s)
+        self.catalog.check()
+        return not lost
+
+    def carry(self, tasks: Sequence[CopyTask]) -> None:
+        for task in tasks:
+            stored = [StoredPiece(move.target, 1) for move in task.moves]
+            self.catalog.commit_copy(task.id, stored, self.now_s)
+        self.catalog.check()
+
+    def write_back(self) -> list[str]:
+        tasks = self.catalog.write_back(1 << 30, self.now_s)
+        self.carry(tasks)
+        return [self.name_of(task.fingerprint) for task in tasks]
+
+    def gone(self) -> list[tuple[str, Reason]]:
+        """What was forgotten since the last look; discards on disk are carried out."""
+        freed = freed_in(self.catalog.drain())
+        for effect in freed:
+            if effect.token:
+                self.catalog.discarded(effect.token)
+        self.catalog.check()
+        return [(self.name_of(effect.fingerprint), effect.reason) for effect in freed]
+
+    def hits(self, names: str, *, ns: int = 0, last: int = 0) -> Match:
+        return self.catalog.match(
+            self.namers[ns].layout.id, self.namers[ns].batch(list(names)), last, self.now_s
+        )
+
+    def there(self, names: str, *, ns: int = 0) -> str:
+        """The readable ones among the names."""
+        batch = self.namers[ns].batch(list(names))
+        tiers, _ = self.catalog.locate(self.namers[ns].layout.id, batch)
+        return "".join(name for name, mask in zip(names, tiers.tolist(), strict=True) if mask)
+
+    def tiers_of(self, name: str, part: Part = Part.DENSE, *, ns: int = 0) -> set[TierId]:
+        table = self.catalog.books.copies
+        return {
+            TierId(int(table.tier[copy]))
+            for copy in self.copies(name, ns=ns)
+            if table.part[copy] == part and table.state[copy] == READY
+        }
+
+    def copies(self, name: str, *, ns: int = 0) -> list[int]:
+        low, high = self.namers[ns].batch([name]).fingerprints[0].tolist()
+        return self.catalog.copies_of(self.namers[ns].layout.id, (low, high))
+
+    def explain(self, name: str, *, ns: int = 0) -> Verdict:
+        low, high = self.namers[ns].batch([name]).fingerprints[0].tolist()
+        return self.catalog.explain(self.namers[ns].layout.id, (low, high), self.now_s)
+
+    def wait(self, seconds: float) -> Expired:
+        self.now_s += seconds
+        expired = self.catalog.expire(self.now_s)
+        self.catalog.check()
+        return expired
+
+    def name_of(self, fingerprint: Fingerprint) -> str:
+        return next(namer.names[fingerprint] for namer in self.namers if fingerprint in namer.names)
+
+    @property
+    def ns(self) -> NamespaceId:
+        return self.namers[0].layout.id
+
+    def keys(self, names: str, *, ns: int = 0) -> KeyBatch:
+        return self.namers[ns].batch(list(names))
