@@ -8,7 +8,8 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
 from kvstored.core.columns import READY
-from kvstored.core.types import Heat, NamespaceId, Place, Rows, TierId
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.types import Heat, KeyBatch, NamespaceId, Place, Rows, TierId
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,16 @@ def depth_of(books: Books, ns: NamespaceId, fingerprint: Fingerprint) -> int | N
     while (parent := int(books.tree.parent[root])) >= 0:
         root = parent
     return int(books.tree.depth[block]) if books.blocks.first_copy[root] >= 0 else None
+
+
+def lacking(books: Books, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> int:
+    """Copies of required parts of the keys' readable blocks that `tier` has not and that are not on their way there."""
+    rows = books.index.find(keys.fingerprints)
+    rows = np.unique(rows[(rows >= 0) & (books.blocks.ns[rows] == ns)])
+    readable = rows[books.blocks.fast[rows] != NOT_READABLE].tolist()
+    return sum(
+        books.copy_in(row, tier, part) < 0 for row in readable for part in books.needed_parts(row)
+    )
 
 
 def copy_at(

@@ -55,6 +55,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DONE: _ClassVar[JobState]
     CANCELLED: _ClassVar[JobState]
     EXPIRED: _ClassVar[JobState]
+    FAILED: _ClassVar[JobState]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -103,6 +104,7 @@ RUNNING: JobState
 DONE: JobState
 CANCELLED: JobState
 EXPIRED: JobState
+FAILED: JobState
 CACHE: Outcome
 DISCARD: Outcome
 EVENT_UNKNOWN: EventKind

@@ -62,6 +62,7 @@ class Janitor:
             shell.counts["expired", "copy"] += expired.copies
         shell.counts["expired", "session"] += self._store.clients.expire()
         self._store.puts.forget_expired()
+        self._store.jobs.expire()
         shell.discard()  # those that failed before
 
     async def make_room_once(self) -> None:

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from kvstored.core.calls import CopyTask
 from kvstored.core.types import KeyBatch, NamespaceId, TierId
+from kvstored.core.usage import lacking
 from kvstored.errors import NotFound
 from kvstored.store.events import EventKind
 from kvstored.store.lane import Urgency
@@ -23,11 +24,12 @@ class JobState(IntEnum):
     DONE = 2
     CANCELLED = 3
     EXPIRED = 4
+    FAILED = 5
 
 
 @dataclass(slots=True)
 class Job:
-    """`blocks`: copies to load. Those that others were loading already count as done when this begins."""
+    """`blocks`: copies to load, but for those that others are loading already. What found no room counts as failed from the start."""
 
     id: int
     tenant: str
@@ -52,8 +54,11 @@ class Jobs:
         shell = self._shell
         tasks, _ = shell.catalog.prefetch(ns, keys, TierId.DRAM, shell.now_s())
         shell.apply()
+        without_room = lacking(shell.catalog.books, ns, keys, TierId.DRAM)
+        shell.counts["prefetched_blocks", "failed"] += without_room
         self._last += 1
-        job = Job(self._last, tenant, deadline_s, blocks=len(tasks))
+        blocks = len(tasks) + without_room
+        job = Job(self._last, tenant, deadline_s, blocks=blocks, failed=without_room)
         self._jobs[job.id] = job
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
@@ -64,7 +69,13 @@ class Jobs:
         found = self._jobs.get(job)
         if found is None or found.tenant != tenant:
             raise NotFound(f"no such job: job={job}")
+        self._expire(found)
         return found
+
+    def expire(self) -> None:
+        """Jobs whose deadline passed: what has not begun will not be loaded."""
+        for job in self._jobs.values():
+            self._expire(job)
 
     def cancel(self, job: int, tenant: str) -> Job:
         """What has not begun will not be loaded; what is on its way arrives."""
@@ -79,10 +90,8 @@ class Jobs:
             return
 
         def is_wanted() -> bool:
-            """Asked in the lane: reads one field, a late answer only loads too much."""
-            if job.state is JobState.RUNNING and self._shell.now_s() > job.deadline_s:
-                job.state = JobState.EXPIRED
-            return job.state is JobState.RUNNING
+            """Asked in the lane: a late answer only loads too much."""
+            return job.state is JobState.RUNNING and self._shell.now_s() <= job.deadline_s
 
         def ended(_: CopyTask, is_there: bool) -> None:
             job.done += is_there
@@ -93,7 +102,13 @@ class Jobs:
 
         self._mover.load(tasks, keys, Urgency.BACKGROUND, is_wanted=is_wanted, ended=ended)
 
+    def _expire(self, job: Job) -> None:
+        if job.state is JobState.RUNNING and self._shell.now_s() > job.deadline_s:
+            job.state = JobState.EXPIRED
+
     def _end(self, job: Job) -> None:
+        if job.failed:
+            self._expire(job)
         if job.state is JobState.RUNNING:
-            job.state = JobState.DONE
+            job.state = JobState.DONE if job.done or not job.blocks else JobState.FAILED
         self._shell.events.add(EventKind.JOB_DONE, job=job.id)
