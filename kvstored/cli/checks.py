@@ -119,12 +119,18 @@ def disk(config: Config, mountinfo: Path = Path("/proc/self/mountinfo")) -> list
     return [
         _space(config),
         filesystem(existing, mountinfo),
-        direct_io(existing),
+        _direct_io(config.disk.path, existing),
     ]
 
 
 def nearest_existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
+
+
+def scratch_parent(path: Path) -> Path:
+    """Where something may be written to try it: `path` where it is there, else the directory for temporary files. Never a parent of
+    `path`, which is somebody else's (it may be `/`)."""
+    return path if path.is_dir() else Path(tempfile.gettempdir())
 
 
 def _space(config: Config) -> Finding:
@@ -177,6 +183,15 @@ def _mount_of(directory: Path, mountinfo: Path) -> tuple[str, str]:
         if here.is_relative_to(mount) and len(mount) >= len(best[0]):
             best = (mount, right.split()[0])
     return best
+
+
+def _direct_io(path: Path, existing: Path) -> Finding:
+    """Nothing is written to a parent of `path`: another directory tells as much where it is on the same filesystem."""
+    scratch = scratch_parent(path)
+    if scratch.stat().st_dev != existing.stat().st_dev:
+        text = f"not tried: {path} is not there yet, and nothing is written to {existing}"
+        return Finding("direct I/O", Level.OK, text)
+    return direct_io(scratch)
 
 
 def direct_io(directory: Path) -> Finding:

@@ -12,7 +12,7 @@ import lmdb
 import xxhash
 
 from kvstored import __version__
-from kvstored.cli.checks import INDEX, Finding, Level, nearest_existing
+from kvstored.cli.checks import INDEX, Finding, Level, nearest_existing, scratch_parent
 from kvstored.client import Client
 from kvstored.config import Config
 from kvstored.core import keys, namespace
@@ -23,6 +23,8 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.statedir import read_status
 
 _ANSWER_S = 5.0
+_READERS_BYTES = 64 << 10
+"""More than LMDB's table of 126 readers takes."""
 
 
 # ---- LMDB
@@ -36,16 +38,10 @@ def lmdb_opens(config: Config) -> list[Finding]:
 
 
 def _lmdb_works(config: Config) -> Finding:
-    where = nearest_existing(config.disk.path)
+    where = scratch_parent(config.disk.path)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix=".kvstored-doctor-", dir=where) as scratch,
-            lmdb.open(scratch, map_size=2**20) as environment,
-        ):
-            with environment.begin(write=True) as txn:
-                txn.put(b"key", b"value")
-            with environment.begin() as txn:
-                is_there = txn.get(b"key") == b"value"
+        with tempfile.TemporaryDirectory(prefix=".kvstored-doctor-", dir=where) as scratch:
+            is_there = _keeps_a_value(Path(scratch))
     except (OSError, lmdb.Error) as error:
         remedy = f"see that {where} can be written to and its filesystem allows mmap"
         return Finding("LMDB", Level.FAIL, f"an environment cannot be made: {error}", remedy)
@@ -53,7 +49,20 @@ def _lmdb_works(config: Config) -> Finding:
     if not is_there:
         remedy = f"the filesystem of {where} loses writes: set another disk.path"
         return Finding("LMDB", Level.FAIL, f"LMDB {version} lost a committed value", remedy)
-    return Finding("LMDB", Level.OK, f"LMDB {version} writes and reads in {where}")
+    instead = "" if where == config.disk.path else f" ({config.disk.path} is not there yet)"
+    return Finding("LMDB", Level.OK, f"LMDB {version} writes and reads in {where}{instead}")
+
+
+def _keeps_a_value(directory: Path) -> bool:
+    """The table of readers is mapped and written to: on a full filesystem a hole in it would kill this process (SIGBUS), so its space is
+    taken before LMDB opens it. Data pages are written by calls, which fail."""
+    with (directory / "lock.mdb").open("xb") as readers:
+        os.posix_fallocate(readers.fileno(), 0, _READERS_BYTES)
+    with lmdb.open(str(directory), map_size=2**20) as environment:
+        with environment.begin(write=True) as txn:
+            txn.put(b"key", b"value")
+        with environment.begin() as txn:
+            return txn.get(b"key") == b"value"
 
 
 def _index_opens(path: Path) -> Finding:

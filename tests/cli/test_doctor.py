@@ -4,7 +4,9 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from kvstored.cli.checks import Finding, Level
 from kvstored.config import Config
 from kvstored.machine import MemoryLimit
 from kvstored.statedir import StateLock
-from tests.cli.conftest import Served, run, told
+from tests.cli.conftest import ROOT, Served, run, told
 
 GIB = 2**30
 
@@ -200,6 +202,49 @@ def test_a_full_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = checks.direct_io(tmp_path)
     assert found.level is Level.FAIL
     assert "free space" in found.remedy
+
+
+def test_lmdb_on_a_full_filesystem_fails_and_does_not_kill(bare: Path) -> None:
+    """LMDB maps its table of readers: a hole in it, on a full filesystem, ended doctor by SIGBUS."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small filesystem")
+    full = bare / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(full)], check=True)
+    try:
+        (full / "filler").write_bytes(bytes(60 << 10))
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "kvstored", "doctor", "--json"],
+            env={**os.environ, "KVSTORED_DISK_PATH": str(full), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        found = named(json.loads(result.stdout)["checks"], "LMDB")
+        assert (result.returncode, found["level"]) == (1, "fail")
+        assert "No space left" in found["text"]
+        assert [each.name for each in full.iterdir()] == ["filler"]
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def test_nothing_is_written_beside_a_directory_that_is_not_there(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor --state-dir /nonexist/a` tried LMDB and O_DIRECT in `/`."""
+    used: list[str] = []
+    made = tempfile.TemporaryDirectory
+
+    def noted(*, prefix: str, dir: Path) -> tempfile.TemporaryDirectory[str]:  # noqa: A002
+        used.append(str(dir))
+        return made(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", noted)
+    wanted = settings(disk__path=str(bare / "not" / "there"))
+    found = only(checks_software.lmdb_opens(wanted), "LMDB")
+    checks.disk(wanted)
+    assert found.level is Level.OK
+    assert "is not there yet" in found.text
+    assert set(used) == {tempfile.gettempdir()}
 
 
 def test_a_damaged_index_fails_and_names_clean(bare: Path) -> None:
