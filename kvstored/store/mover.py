@@ -187,7 +187,9 @@ class Mover:
             faults.append(Corrupt("the stored piece is not the one that the books name"))
         if faults:
             shell.counts["copy_failures", f"{direction}:{type(faults[0]).__name__}"] += 1
-            shell.catalog.abort_copy(task.id, _reason_of(faults), shell.now_s())
+            reason = _reason_of(faults)
+            shell.counts["corrupt_copies", task.source.name.lower()] += reason is Reason.CORRUPT
+            shell.catalog.abort_copy(task.id, reason, shell.now_s())
             shell.apply()
             return False
         if task.target is TierId.DRAM:

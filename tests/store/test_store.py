@@ -89,6 +89,7 @@ def test_a_corrupt_source_is_dropped_and_never_reaches_the_disk(tmp_path: Path) 
         grant = await world.acquire(session, layout, [1])
         assert grant.blocks[0].status is ReadStatus.MISS
         assert grant.blocks[0].reason is Reason.CORRUPT
+        assert world.shell.counts["corrupt_copies", "dram"] == 1
         kinds = [e.kind for e in world.shell.events.read(epoch=0, cursor=0, events_max=99).events]
         assert EventKind.CORRUPTED in kinds
         await world.check_nothing_leaked()
@@ -113,6 +114,7 @@ def test_bytes_that_rot_on_the_disk_are_a_miss(tmp_path: Path) -> None:
         world.disk.faults = Faults()
         grant = await world.acquire(session, layout, [0])
         assert grant.blocks[0].reason is Reason.CORRUPT
+        assert world.shell.counts["corrupt_copies", "nvme"] == 1
         await world.check_nothing_leaked()
 
     running(world, main)
