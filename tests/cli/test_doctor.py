@@ -212,7 +212,7 @@ def test_lmdb_on_a_full_filesystem_fails_and_does_not_kill(bare: Path) -> None:
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(full)], check=True)
     try:
-        (full / "filler").write_bytes(bytes(60 << 10))
+        (full / "filler").write_bytes(bytes(64 << 10))
         result = subprocess.run(
             [sys.executable, "-P", "-m", "kvstored", "doctor", "--json"],
             env={**os.environ, "KVSTORED_DISK_PATH": str(full), "PYTHONPATH": str(ROOT)},
