@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstored.cli.reach import listed
 from kvstored.client import Client, Keys
 from kvstored.errors import Unavailable
+from kvstored.pb import kvstored_pb2 as pb
 from kvstored.tiers import disk_env
 from kvstored.tiers.disk import map_bytes_for
 from tests.crash.blocks import content_of, spec_of
@@ -125,16 +127,25 @@ def test_a_disk_without_room_for_a_slab_leaves_the_store_to_dram(
         assert served.stat().tiers[1].granted_bytes == 0
 
 
-def test_a_full_state_directory_refuses_new_namespaces_and_serves_the_known(small: Path) -> None:
-    """Its log goes there as well, and cannot be written."""
+def test_a_full_state_directory_serves_known_and_new_namespaces(small: Path) -> None:
+    """Its log goes there as well, and cannot be written. An engine must get its namespace also then; retiring one fails whole."""
     with Served(small, dram="16MiB", disk="0MiB") as served, Client(served.address) as client:
         check_serves(served)
         filler = filled(small)
+        added = client.open_namespace(spec_of(2 * SIZE))
+        key = os.urandom(32)
+        assert added.put(Keys.opaque([key]), [content_of(key, 2 * SIZE)]).committed == 1
+        assert served.stat().counters["namespace_save_failures"] >= 1
+        request = pb.RetireNamespaceRequest(namespace=added.digest)
         with pytest.raises(Unavailable, match="cannot be saved"):
-            client.open_namespace(spec_of(2 * SIZE))
-        check_serves(served)
+            client.call("RetireNamespace", request, pb.RetireNamespaceResponse)
+        assert not any(each.retired for each in listed(client))
         stat = served.kill_daemon()
         served.answered(after_epoch=stat.epoch)
         check_serves(served)
+        assert added.digest not in [each.digest for each in listed(client)], "it was in memory only"
         filler.unlink()
         client.open_namespace(spec_of(2 * SIZE))
+        stat = served.kill_daemon()
+        served.answered(after_epoch=stat.epoch)
+        assert added.digest in [each.digest for each in listed(client)]

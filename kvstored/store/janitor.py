@@ -64,6 +64,7 @@ class Janitor:
         self._store.puts.forget_expired()
         self._store.jobs.expire()
         shell.discard()  # those that failed before
+        await self._store.registry.save()
 
     async def make_room_once(self) -> None:
         shell = self._shell

@@ -2,17 +2,19 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstored.core.namespace import Namespaces, Opened
 from kvstored.core.types import Layout, NamespaceId, NamespaceSpec
-from kvstored.errors import Corrupt, InvalidArgument, NotFound, Unavailable
+from kvstored.errors import Busy, Corrupt, InvalidArgument, NotFound, Unavailable
 from kvstored.store.events import EventKind
 from kvstored.store.shell import Shell
 
 FILE_NAME = "namespaces.json"
+SAVE_PAUSE_S = 5.0
+"""After a failure: a state directory that is full is not asked every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ def load(state_dir: Path) -> Loaded:
 
 
 class Registry:
-    """A namespace is on disk before its opening is answered: records in the tiers name it by digest only."""
+    """A namespace is on disk before its opening is answered, so that a restart knows whose the records in the tiers are. Where the state
+    directory cannot be written, an engine is served all the same: its namespace is saved later, and lost if a restart comes first.
+    """
 
     def __init__(
         self, shell: Shell, namespaces: Namespaces, state_dir: Path, *, piece_bytes_max: int
@@ -45,8 +49,10 @@ class Registry:
         self._state_dir = state_dir
         self._piece_bytes_max = piece_bytes_max
         self._saving = asyncio.Lock()
-        self._unsaved: set[bytes] = set()
-        """Digests of the namespaces whose last change is not on disk."""
+        self._is_unsaved = False
+        """Some opening is in memory only."""
+        self._is_failing = False
+        self._save_after_s = 0.0
         for layout in namespaces.list():
             self._add(layout)
             if namespaces.is_retired(layout.digest):
@@ -90,31 +96,53 @@ class Registry:
         self._shell.apply()
         if opened.created:
             self._shell.events.add(EventKind.NAMESPACE_OPENED, digest=opened.layout.digest)
-        if opened.created or opened.revived or opened.retired:
-            self._unsaved.add(opened.layout.digest)
-        await self._save(opened.layout.digest)
+        self._is_unsaved |= bool(opened.created or opened.revived or opened.retired)
+        await self.save()
         return opened
 
     async def retire(self, digest: bytes, *, tenant: str) -> None:
-        layout = self.get(digest, tenant=tenant)
-        self._namespaces.retire(layout.digest)
-        self._shell.catalog.retire(layout.id)
-        self._shell.apply()
-        self._unsaved.add(layout.digest)
-        await self._save(layout.digest)
+        """Unavailable, and nothing is changed, where it cannot be saved: after a restart it would be in use again."""
+        async with self._saving:
+            layout = self.get(digest, tenant=tenant)
+            await self._write(self._text_after(lambda changed: changed.retire(digest)))
+            self._namespaces.retire(digest)
+            self._shell.catalog.retire(layout.id)
+            self._shell.apply()
 
     async def remove(self, digest: bytes, *, tenant: str) -> int:
-        """Blocks that went with it."""
-        layout = self.get(digest, tenant=tenant)
-        self._namespaces.remove(layout.digest)
+        """Blocks that went with it. Unavailable, and nothing is changed, where it cannot be saved: after a restart it would be back."""
+        async with self._saving:
+            layout = self.get(digest, tenant=tenant)
+            await self._write(self._text_after(lambda changed: changed.remove(digest)))
+            self._namespaces.remove(digest)
         blocks = await self._shell.clear(layout.id)
         blocks += self._shell.catalog.remove_namespace(layout.id, self._shell.now_s())
         self._shell.apply()
         del self._shell.layouts[layout.id]
         self._shell.events.add(EventKind.NAMESPACE_REMOVED, digest=layout.digest)
-        self._unsaved.add(layout.digest)
-        await self._save(layout.digest)
         return blocks
+
+    async def save(self) -> None:
+        """Write what is in memory only. A failure is counted and, the first of several in a row, reported; each opening and the janitor
+        try again."""
+        async with self._saving:
+            if not self._is_unsaved or self._shell.elapsed_s() < self._save_after_s:
+                return
+            self._is_unsaved = False  # what is opened while it is written sets it again
+            try:
+                await self._write(self._namespaces.to_json())
+            except (Unavailable, Busy) as error:
+                self._is_unsaved = True
+                self._save_after_s = self._shell.elapsed_s() + SAVE_PAUSE_S
+                self._shell.counts["namespace_save_failures", ""] += 1
+                if not self._is_failing:
+                    self._shell.report(
+                        "namespaces are in memory only: a restart forgets them", error
+                    )
+                self._is_failing = True
+            except BaseException:
+                self._is_unsaved = True
+                raise
 
     def digest_of(self, ns: NamespaceId) -> bytes:
         layout = self._shell.layouts.get(ns)
@@ -125,23 +153,19 @@ class Registry:
         self._shell.catalog.add_namespace(layout)
         self._shell.apply()
 
-    async def _save(self, digest: bytes) -> None:
-        """Write what is not yet on disk; a failure is the caller's where its own namespace is among it, and the next call tries again."""
-        async with self._saving:
-            if not self._unsaved:
-                return
-            text = self._namespaces.to_json()
-            saved, self._unsaved = self._unsaved, set()
-            lane = self._shell.tiers.arena_lane
-            try:
-                await lane.submit(lambda: replace_file(self._state_dir / FILE_NAME, text.encode()))
-            except OSError as error:
-                self._unsaved |= saved
-                if digest in saved:
-                    raise Unavailable(f"namespaces cannot be saved: error={error}") from error
-            except BaseException:
-                self._unsaved |= saved
-                raise
+    def _text_after(self, change: Callable[[Namespaces], Layout]) -> str:
+        """The file's text after a change that is not yet made."""
+        changed = Namespaces.from_json(self._namespaces.to_json())
+        change(changed)
+        return changed.to_json()
+
+    async def _write(self, text: str) -> None:
+        lane = self._shell.tiers.arena_lane
+        try:
+            await lane.submit(lambda: replace_file(self._state_dir / FILE_NAME, text.encode()))
+        except OSError as error:
+            raise Unavailable(f"namespaces cannot be saved: error={error}") from error
+        self._is_failing, self._save_after_s = False, 0.0
 
 
 def replace_file(path: Path, content: bytes) -> None:
