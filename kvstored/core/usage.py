@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
@@ -60,6 +61,16 @@ def depth_of(books: Books, ns: NamespaceId, fingerprint: Fingerprint) -> int | N
     while (parent := int(books.tree.parent[root])) >= 0:
         root = parent
     return int(books.tree.depth[block]) if books.blocks.first_copy[root] >= 0 else None
+
+
+def positions(
+    books: Books, ns: NamespaceId, keys: KeyBatch
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Depth of each key's block in its path, and its tokens; a full block at depth 0 where it is not there."""
+    rows = books.index.find(keys.fingerprints)
+    is_there = (rows >= 0) & (books.blocks.ns[rows] == ns)
+    tokens = np.where(is_there, books.blocks.valid[rows], books.layouts[ns].spec.block_tokens)
+    return np.where(is_there, books.tree.depth[rows], 0).astype(np.int64), tokens.astype(np.int64)
 
 
 def lacking(books: Books, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> int:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.calls import Acquire, Grant, Pinned, ReadStatus
-from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec
+from kvstored.core.calls import Acquire, Grant, Pinned, ReadStatus, Reason
+from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
+from kvstored.core.usage import positions
 from kvstored.errors import InvalidArgument
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
@@ -24,6 +25,8 @@ from kvstored.store.registry import Registry
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
 from kvstored.store.survey import Survey
+
+_Seen = tuple[ReadStatus, TierId, Reason]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Store:
 
     async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
         grant = await self.reads.acquire(call, wait_s=wait_s)
-        self._count_read(grant, layout)
+        self._count_read(grant, call, layout)
         return grant
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
@@ -174,25 +177,32 @@ class Store:
         packed = b"".join(keys.key(i) for i in chosen)
         return self.touch(layout, KeyBatch(packed, keys.key_bytes, keys.fingerprints[chosen]))
 
-    def _count_read(self, grant: Grant, layout: Layout) -> None:
-        counts, tokens = self.shell.counts, layout.spec.block_tokens
-        seen = Counter((b.status, b.tier, b.reason) for b in grant.blocks)
-        for (status, tier, reason), blocks in seen.items():
+    def _count_read(self, grant: Grant, call: Acquire, layout: Layout) -> None:
+        """Keys and bytes of every rank; tokens and FLOPs once, by the rank that reads shard 0."""
+        counts, spec = self.shell.counts, layout.spec
+        depths, tokens = positions(self.shell.catalog.books, layout.id, call.keys)
+        keys_seen, tokens_seen = Counter[_Seen](), Counter[_Seen]()
+        for block, valid in zip(grant.blocks, tokens.tolist(), strict=True):
+            seen = (block.status, block.tier, block.reason)
+            keys_seen[seen] += 1
+            tokens_seen[seen] += valid
+        for (status, tier, reason), keys in keys_seen.items():
             name = status.name.lower()
             where = reason.value if status is ReadStatus.MISS else tier.name.lower()
-            counts[f"read_keys_{name}", where] += blocks
-            counts["read_tokens", name] += blocks * tokens
-            if status is not ReadStatus.PENDING:
-                counts[f"{name}_tokens", where] += blocks * tokens
+            counts[f"read_keys_{name}", where] += keys
+            if call.shard == 0:
+                counts["read_tokens", name] += tokens_seen[status, tier, reason]
+                if status is not ReadStatus.PENDING:
+                    counts[f"{name}_tokens", where] += tokens_seen[status, tier, reason]
         hits = [i for i, block in enumerate(grant.blocks) if block.status is ReadStatus.HIT]
         counts["read_bytes", ""] += sum(
             piece.length for i in hits for piece in grant.blocks[i].pieces if piece is not None
         )
-        counts["flops_saved", ""] += _flops(layout.spec, hits)
+        if call.shard == 0:
+            counts["flops_saved", ""] += _flops(spec, depths[hits], tokens[hits])
 
 
-def _flops(spec: NamespaceSpec, hits: Sequence[int]) -> int:
-    """Prefill FLOPs of these blocks of a call, taking its first key for a sequence's first block."""
-    tokens = spec.block_tokens
-    positions = tokens * (sum(hits) + len(hits) / 2)
-    return int(tokens * (spec.flops_base * len(hits) + spec.flops_slope * positions))
+def _flops(spec: NamespaceSpec, depths: NDArray[np.int64], tokens: NDArray[np.int64]) -> int:
+    """Prefill FLOPs of blocks at these depths with so many tokens."""
+    middles = depths * spec.block_tokens + tokens / 2
+    return int((tokens * (spec.flops_base + spec.flops_slope * middles)).sum())

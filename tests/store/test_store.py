@@ -24,7 +24,7 @@ from kvstored.tiers.base import Views, ref_of
 from kvstored.tiers.faulty import Faults
 from kvstored.tiers.memory import MemoryTier
 from kvstored.tiers.record import Record
-from tests.store.world import World, content_of, keys_of, running
+from tests.store.world import BLOCK_TOKENS, World, content_of, keys_of, running, spec_of
 
 
 def test_a_block_is_read_as_it_was_put(tmp_path: Path) -> None:
@@ -167,6 +167,33 @@ def test_a_pending_load_that_fails_is_told_by_an_event(tmp_path: Path) -> None:
         key = keys_of(layout, [1]).key(0)
         assert [(e.key, e.digest, e.tier) for e in failed] == [(key, layout.digest, TierId.DRAM)]
         assert (await world.acquire(session, layout, [1])).blocks[0].status is ReadStatus.MISS
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+def test_tokens_and_flops_of_a_read_are_those_of_its_blocks_and_count_once_a_rank_group(
+    tmp_path: Path,
+) -> None:
+    """The position was the index within the call, a partial block counted as a full one, and every rank counted again."""
+    world = World(tmp_path)
+    world.grow()
+
+    async def main() -> None:
+        spec = replace(spec_of(tp=2), flops_base=10.0, flops_slope=2.0)
+        layout = await world.open(spec)
+        session = world.session()
+        world.put(session, layout, range(3), last_valid_tokens=4)
+        call = Acquire(session.core, layout.id, 0, keys_of(layout, [2, 9]), 1, 30.0)
+        grants = [
+            await world.store.acquire(replace(call, shard=s), layout, wait_s=1.0) for s in (0, 1)
+        ]
+        counts = world.shell.counts
+        assert counts["hit_tokens", "dram"] == counts["read_tokens", "hit"] == 4
+        assert counts["miss_tokens", "never-stored"] == BLOCK_TOKENS
+        assert counts["flops_saved", ""] == 4 * (10 + 2 * (2 * BLOCK_TOKENS + 2))
+        assert counts["read_keys_hit", "dram"] == 2
+        world.store.release(session, [grant.lease for grant in grants])
         await world.check_nothing_leaked()
 
     running(world, main)

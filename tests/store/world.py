@@ -129,7 +129,12 @@ class World:
     # ---- put and get as a client does them
 
     def reserve(
-        self, session: Session, layout: Layout, numbers: Sequence[int], ttl_s: float = 30.0
+        self,
+        session: Session,
+        layout: Layout,
+        numbers: Sequence[int],
+        ttl_s: float = 30.0,
+        last_valid_tokens: int = 0,
     ) -> list[Granted | None]:
         keys = keys_of(layout, numbers)
         groups = layout.spec.groups
@@ -142,7 +147,7 @@ class World:
             parents=chained(keys),
             groups_mask=(1 << len(groups)) - 1,
             sizes=np.asarray(sizes, dtype=np.uint64).reshape(len(numbers), len(groups)),
-            last_valid_tokens=0,
+            last_valid_tokens=last_valid_tokens,
             ttl_s=ttl_s,
         )
         return self.store.puts.reserve(session, layout, call, tuple(range(len(groups)))).grants
@@ -159,9 +164,11 @@ class World:
             sums[piece.group] = xxhash.xxh3_64_intdigest(content.tobytes())
         return sums
 
-    def put(self, session: Session, layout: Layout, numbers: Sequence[int]) -> list[FillStatus]:
+    def put(
+        self, session: Session, layout: Layout, numbers: Sequence[int], last_valid_tokens: int = 0
+    ) -> list[FillStatus]:
         """Reserve, write and commit blocks whose bytes follow from their number; statuses of those that were granted."""
-        grants = self.reserve(session, layout, numbers)
+        grants = self.reserve(session, layout, numbers, last_valid_tokens=last_valid_tokens)
         written = [
             (grant.fill, self.write(grant, number))
             for number, grant in zip(numbers, grants, strict=True)
