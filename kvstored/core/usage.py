@@ -10,7 +10,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
 from kvstored.core.columns import READY
 from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import Heat, KeyBatch, NamespaceId, Place, Rows, TierId
+from kvstored.core.types import Budget, Heat, KeyBatch, NamespaceId, Place, Rows, TierId
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,15 @@ def lacking(books: Books, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> int:
     readable = rows[books.blocks.fast[rows] != NOT_READABLE].tolist()
     return sum(
         books.copy_in(row, tier, part) < 0 for row in readable for part in books.needed_parts(row)
+    )
+
+
+def is_above_high(books: Books, tier: TierId) -> bool:
+    """Whether a budget of the tier holds more than its high watermark: what the evictor is there to prevent."""
+    book = books.space.books[tier]
+    return any(
+        book.used[budget] > int(books.space.limit(tier, budget) * book.limits.high)
+        for budget in Budget
     )
 
 

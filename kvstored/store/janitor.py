@@ -7,9 +7,9 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from kvstored.core.calls import CopyTask, TierUse
+from kvstored.core.calls import CopyTask
 from kvstored.core.types import TierId
-from kvstored.core.usage import Used, used_since
+from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.store.lane import Urgency
 from kvstored.store.shell import fingerprint_bytes
 from kvstored.store.store import Store
@@ -27,8 +27,6 @@ WRITE_BACKS_MAX = 2
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
 LAG_S = 0.1
-HIGH_SHARE = 0.98
-"""Above this share of a tier the evictor is behind, whatever the configured watermark below it."""
 
 
 class Janitor:
@@ -75,7 +73,7 @@ class Janitor:
                 shell.apply()
                 shell.counts["evicted_copies", use.tier.name.lower()] += evicted
                 await asyncio.sleep(0)
-            self._note_evictor_lag(use)
+            self._note_evictor_lag(use.tier)
 
     async def write_back_once(self) -> None:
         """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""
@@ -137,12 +135,12 @@ class Janitor:
             await asyncio.sleep(0.005)
         return False
 
-    def _note_evictor_lag(self, use: TierUse) -> None:
+    def _note_evictor_lag(self, tier: TierId) -> None:
         """How long a tier has been above its high watermark at the end of a round; 0 where it is below."""
         now_s = self._shell.now_s()
-        if use.used_units <= use.granted_units * HIGH_SHARE:
-            self._above_since_s[use.tier] = now_s
-        since_s = self._above_since_s.setdefault(use.tier, now_s)
+        if not is_above_high(self._shell.catalog.books, tier):
+            self._above_since_s[tier] = now_s
+        since_s = self._above_since_s.setdefault(tier, now_s)
         self._shell.metrics.evictor_lag_seconds.observe(now_s - since_s)
 
     async def _watch_loop(self) -> None:
