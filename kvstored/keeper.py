@@ -3,7 +3,7 @@ segments, so that these outlive the daemon; it starts daemon and front, starts t
 
 It speaks systemd's protocol downwards (READY, STATUS, FDSTORE, LISTEN_FDS) and, under systemd, upwards: the same code path keeps DRAM warm
 over the daemon's death here and over the keeper's own death there. It must never die from a child, and imports only the standard library's
-small modules (a few MB of its own memory). Signals: SIGTERM, SIGINT stop (a second one kills); SIGHUP replaces the daemon.
+small modules (a few MB of its own memory). Signals: SIGTERM, SIGINT stop (a second one, not at once, kills); SIGHUP replaces the daemon.
 """
 
 import fcntl
@@ -46,6 +46,8 @@ _COLD_AFTER = 6
 _RESTART_GRACE_S = 10.0
 _STOP_GRACE_S = 5.0
 """Beyond the time that draining may take."""
+_ONE_SIGNAL_S = 1.0
+"""Signals so close are one wish: `timeout` and terminals signal the process and its group."""
 
 
 class _Child:
@@ -106,6 +108,7 @@ class Keeper:
         self._is_announced = False
         self._exit_code: int | None = None
         """Set once it stops."""
+        self._stopped_at_s = 0.0
 
     def run(self) -> int:
         """Until told to stop; the exit code."""
@@ -151,8 +154,10 @@ class Keeper:
                 self._restart()
             elif self._exit_code is None:
                 self._stop(0)
-            else:
-                self._log("killing children", {})
+            elif time.monotonic() - self._stopped_at_s > _ONE_SIGNAL_S:
+                left = [child.plan.name for child in self._children if child.pid]
+                facts = {"signal": signal.Signals(number).name, "children": ",".join(left)}
+                self._log("told to stop again: killing what has not ended", facts, "warning")
                 for child in self._children:
                     child.kill_at_s = time.monotonic()
 
@@ -160,6 +165,7 @@ class Keeper:
         self._log("stopping", {"drain_s": self._plan.drain_s})
         self._outer.stopping()
         self._exit_code = exit_code
+        self._stopped_at_s = time.monotonic()
         for child in self._children:
             child.start_at_s = None
             child.kill_at_s = time.monotonic() + self._plan.drain_s + _STOP_GRACE_S
@@ -196,7 +202,8 @@ class Keeper:
             try:
                 self._become(child.plan, stored, keeper_pid)
             except OSError as error:
-                self._log("child cannot be started", {"child": child.plan.name, "error": error})
+                facts = {"child": child.plan.name, "error": error}
+                self._log("child cannot be started", facts, "error")
             finally:
                 os._exit(127)
         child.starts += 1
@@ -249,7 +256,7 @@ class Keeper:
             child.start_at_s = now_s
             return
         if code == EXIT_REFUSED and not self._is_announced:
-            self._log("child refused to start", facts)
+            self._log("child refused to start", facts, "error")
             self._stop(EXIT_REFUSED)
             return
         child.failures = 0 if was_healthy else child.failures
@@ -257,14 +264,15 @@ class Keeper:
         delay_s = delay_s if child.failures else 0.0
         child.failures += 1
         child.start_at_s = now_s + delay_s
-        self._log("child died, starting it again", {**facts, "delay_s": delay_s})
+        self._log("child died, starting it again", {**facts, "delay_s": delay_s}, "error")
         self._outer.status(f"{child.plan.name} died with code {code}, starting it again")
 
     def _kill_due(self) -> None:
         now_s = time.monotonic()
         for child in self._children:
             if child.pid and child.kill_at_s is not None and child.kill_at_s <= now_s:
-                self._log("child does not end, killing it", {"child": child.plan.name})
+                facts = {"child": child.plan.name, "pid": child.pid}
+                self._log("child does not end, killing it", facts, "error")
                 child.kill_at_s = None
                 child.signal(signal.SIGKILL)
 
@@ -316,7 +324,8 @@ class Keeper:
                 continue
             names_bytes = sum(len(other) + 1 for other, _ in self._stored) + len(name)
             if len(self._stored) >= FDS_MAX or names_bytes > NAMES_BYTES_MAX:
-                self._log("too many descriptors, not kept", {"name": name, "max": FDS_MAX})
+                facts = {"name": name, "max": FDS_MAX}
+                self._log("too many descriptors, not kept", facts, "error")
                 return
             self._stored.append((name, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)))
             self._outer.store(name, fd)
@@ -330,7 +339,8 @@ class Keeper:
 
     def _forget_all(self) -> None:
         if self._stored:
-            self._log("starting cold: dropping all descriptors", {"descriptors": len(self._stored)})
+            facts = {"descriptors": len(self._stored)}
+            self._log("starting cold: dropping all descriptors", facts, "warning")
         for name in {name for name, _ in self._stored}:
             self._forget(name)
 
@@ -340,8 +350,8 @@ class Keeper:
             self._published = children
             self._lock.publish(KeeperStatus(os.getpid(), children))
 
-    def _log(self, event: str, facts: Mapping[str, object]) -> None:
-        _log(event, facts, as_json=self._plan.log_json)
+    def _log(self, event: str, facts: Mapping[str, object], level: str = "info") -> None:
+        _log(event, facts, level, as_json=self._plan.log_json)
 
 
 def main() -> int:
@@ -354,7 +364,7 @@ def main() -> int:
     try:
         lock = StateLock.take(plan.state_dir)
     except KvstoredError as error:
-        _log(str(error), {}, as_json=plan.log_json)
+        _log("keeper cannot start", {"error": error}, "error", as_json=plan.log_json)
         return EXIT_REFUSED
     return Keeper(plan, config_fd, lock, outer, stored).run()
 
@@ -370,15 +380,16 @@ def _identity(fd: int) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _log(event: str, facts: Mapping[str, object], *, as_json: bool) -> None:
+def _log(event: str, facts: Mapping[str, object], level: str, *, as_json: bool) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if as_json:
         line = json.dumps(
-            {"timestamp": stamp, "level": "info", "logger": "keeper", "event": event, **facts},
+            {"timestamp": stamp, "level": level, "logger": "keeper", "event": event, **facts},
             default=str,
         )
     else:
-        line = " ".join([stamp, "[info] keeper:", event, *(f"{k}={v}" for k, v in facts.items())])
+        words = [stamp, f"[{level}] keeper:", event, *(f"{k}={v}" for k, v in facts.items())]
+        line = " ".join(words)
     try:
         os.write(2, f"{line}\n".encode())
     except OSError:

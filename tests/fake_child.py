@@ -26,6 +26,12 @@ record = {
 with starts.open("a") as file:
     file.write(json.dumps(record) + "\n")
 
+
+def drained(*_: object) -> None:
+    time.sleep(0.5 if behaviour == "slow" else 0)
+    sys.exit(0)
+
+
 if behaviour == "crash":
     sys.exit(3)
 if behaviour == "refuse":
@@ -35,7 +41,7 @@ if behaviour == "poisoned" and fds:
 if behaviour == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, drained)
 if behaviour in ("store", "poisoned") and not fds:
     for number in range(3):
         memfd = os.memfd_create("segment")

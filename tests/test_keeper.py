@@ -144,10 +144,24 @@ def test_a_child_that_does_not_drain_is_killed_at_a_second_signal(keepers: Keepe
     keepers.ready()
     process.terminate()
     until(lambda: keepers.status().children["front"].pid == 0)
+    time.sleep(1.1)
     process.terminate()
     code, log = ended(process)
     assert code == 1
-    assert "killing it" in log
+    assert "[warning] keeper: told to stop again" in log
+    assert "[error] keeper: child does not end, killing it" in log
+
+
+def test_signals_at_once_are_one_and_the_drain_goes_on(keepers: Keepers) -> None:
+    """`timeout` signals the process and then its group: the second killed a daemon that was draining."""
+    process = keepers.start("slow", "serve", drain_s=3600)
+    keepers.ready()
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.05)
+    code, log = ended(process)
+    assert code == 0, log
+    assert "killing" not in log
 
 
 def test_a_crash_loop_is_slowed_down_and_the_keeper_lives(keepers: Keepers) -> None:
@@ -159,6 +173,7 @@ def test_a_crash_loop_is_slowed_down_and_the_keeper_lives(keepers: Keepers) -> N
     assert code == 0
     delays = [line.rpartition("=")[2] for line in log.splitlines() if "died" in line]
     assert delays[:4] == ["0.0", "0.1", "0.2", "0.4"]
+    assert "[error] keeper: child died, starting it again child=daemon pid=" in log
 
 
 def test_a_daemon_that_its_descriptors_kill_starts_cold_in_the_end(keepers: Keepers) -> None:
@@ -181,6 +196,7 @@ def test_a_second_keeper_refuses_and_names_the_first(keepers: Keepers) -> None:
     keepers.ready()
     code, log = ended(keepers.start("serve", "serve"))
     assert code == 78
+    assert "[error] keeper: keeper cannot start error=" in log
     assert f"pid={first.pid}" in log
     with pytest.raises(StateMismatch, match=f"pid={first.pid}"):
         StateLock.take(str(keepers.state_dir))
