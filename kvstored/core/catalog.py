@@ -270,6 +270,10 @@ class Catalog:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
         return self._evictor.trim(tier, now_s, copies_max)
 
+    def shed(self, tier: TierId, now_s: float, copies_max: int) -> int:
+        """Evict about so many copies whatever the watermarks: the tier's index runs full, not its space. Copies that left."""
+        return self._evictor.shed(tier, now_s, copies_max)
+
     def discarded(self, token: int) -> None:
         """The records of a Freed on NVMe are off the disk: its space may be granted again."""
         self.books.space.discarded(token)

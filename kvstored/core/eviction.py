@@ -81,6 +81,16 @@ class Evictor:
             self._shrinking.discard((tier, budget))
         return evicted
 
+    def shed(self, tier: TierId, now_s: float, copies_max: int) -> int:
+        """Evict whatever the watermarks, one copy of each budget in turn: what runs out is not the tier's space. How many left."""
+        evicted = 0
+        while evicted < copies_max:
+            left = sum(self._evict(tier, budget, Reason.WATERMARK, now_s) for budget in Budget)
+            if not left:
+                break
+            evicted += left
+        return evicted
+
     def _debtor(self, tier: TierId, budget: Budget, over: bool) -> Budget:
         """Whose copy leaves: the own budget's, unless only the other one is over its limit."""
         other = Budget(1 - budget)

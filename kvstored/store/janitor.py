@@ -19,6 +19,9 @@ EXPIRY_S = 1.0
 EVICT_S = 0.05
 EVICT_SLICE_COPIES = 256
 """Copies that are evicted in one turn of the loop: some ten milliseconds."""
+INDEX_S = 0.5
+INDEX_SHARE_MAX = 0.85
+"""Of the map's pages, from which on copies on NVMe leave: above 0.9 the index refuses writes."""
 WRITE_BACK_S = 0.05
 WRITE_BACK_BYTES = 128 << 20
 WRITE_BACK_PAUSE_S = 1.0
@@ -43,6 +46,7 @@ class Janitor:
         return {
             "expiry": self._every(EXPIRY_S, self.expire_once),
             "evictor": self._every(EVICT_S, self.make_room_once),
+            "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.write_back_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
             "loop watch": self._watch_loop(),
@@ -74,6 +78,17 @@ class Janitor:
                 shell.counts["evicted_copies", use.tier.name.lower()] += evicted
                 await asyncio.sleep(0)
             self._note_evictor_lag(use.tier)
+
+    async def shed_index_once(self) -> None:
+        """Small pieces fill the NVMe tier's index before its space. A slice a round: the share falls when the records are off the disk."""
+        shell = self._shell
+        if shell.tiers.disk is None or shell.discards_waiting:
+            return
+        share = await shell.tiers.disk_lane.submit(shell.tiers.disk_index_share)
+        if share > INDEX_SHARE_MAX:
+            evicted = shell.catalog.shed(TierId.NVME, shell.now_s(), EVICT_SLICE_COPIES)
+            shell.apply()
+            shell.counts["evicted_copies", "nvme"] += evicted
 
     async def write_back_once(self) -> None:
         """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""

@@ -40,7 +40,7 @@ _SILENT = (Reason.FILL_LOST, Reason.INCOMPLETE, Reason.IO_ERROR, Reason.NO_SPACE
 class Tiers:
     """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off.
 
-    `flush_disk_counters`: what the NVMe tier has beside `Tier` to keep heat, hits and last use.
+    What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `disk_index_share` tells how full the index is.
     """
 
     arena: Arena
@@ -48,6 +48,7 @@ class Tiers:
     disk: Tier | None
     disk_lane: Lane
     flush_disk_counters: Callable[[Sequence[Counters]], None]
+    disk_index_share: Callable[[], float]
 
     def tier(self, tier: TierId) -> Tier:
         if tier is TierId.DRAM:

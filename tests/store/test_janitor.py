@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kvstored.core.types import TierId
 from kvstored.metrics import Metrics
 from tests.store.world import World, running
 
@@ -33,3 +34,34 @@ def test_the_evictor_is_behind_from_its_own_high_watermark_on(tmp_path: Path) ->
         await world.check_nothing_leaked()
 
     running(world, main)
+
+
+def test_copies_leave_the_disk_while_its_index_is_nearly_full(tmp_path: Path) -> None:
+    """The index refuses writes above 90 %: with small pieces that came long before the watermark of the space, and nothing was evicted."""
+    world = World(tmp_path, arena_blocks=4, disk_blocks=64)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        for i in range(8):
+            world.put(session, layout, [i])
+            await world.janitor.write_back_once()
+            await world.settle()
+        assert copies_on_disk(world) == 8
+        world.index_share = 0.85
+        await world.janitor.shed_index_once()
+        await world.settle()
+        assert copies_on_disk(world) == 8
+        world.index_share = 0.86
+        await world.janitor.shed_index_once()
+        await world.settle()
+        assert copies_on_disk(world) == 0
+        assert world.shell.counts["evicted_copies", "nvme"] == 8
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+def copies_on_disk(world: World) -> int:
+    return next(use.copies for use in world.catalog.tier_use() if use.tier is TierId.NVME)

@@ -80,6 +80,7 @@ class World:
         epoch: int = 1,
     ) -> None:
         self.clock = ManualClock()
+        self.index_share = 0.0
         self.faults: list[tuple[str, BaseException]] = []
         self.arena = arena or Arena(
             SEGMENT_BYTES, incarnation=epoch, available_bytes=lambda: 1 << 40
@@ -92,6 +93,7 @@ class World:
             disk=self.disk,
             disk_lane=Lane("disk", threads=3, queue_max=256),
             flush_disk_counters=lambda _: None,
+            disk_index_share=lambda: self.index_share,
         )
         units = 2
         self.catalog = Catalog(
