@@ -171,7 +171,8 @@ class Books(Tables):
     # ---- reading, holding, evictability
 
     def is_evictable(self, copy: int) -> bool:
-        """Ready, unread, a leaf in its tier and part, not the fastest copy of a held block, no exempt sink."""
+        """Ready, unread, a leaf in its tier and part, no exempt sink, and not the fastest copy of a held block: only pinned is
+        less, there a clean copy may leave."""
         copies = self.copies
         if copies.state[copy] != READY or copies.readers[copy] or copies.fills[copy]:
             return False
@@ -181,6 +182,8 @@ class Books(Tables):
         if copies.flags[copy] & SINK and self.tree.children[block]:
             return False
         if not self.blocks.holds[block]:
+            return True
+        if self.blocks.holds[block] == self.pin_holds[block] and copies.flags[copy] & CLEAN:
             return True
         return self.fastest_copy(block, int(copies.part[copy])) != copy
 
@@ -211,33 +214,33 @@ class Books(Tables):
         self._mark_leased(copy, leased=False)
         self.consider(copy)
 
-    def hold_paths(self, blocks: Rows) -> Rows:
-        """Hold these blocks and all above them; answers the rows held, for `release_holds`."""
-        held = dict.fromkeys(blocks.tolist())
+    def path_of(self, blocks: Rows) -> Rows:
+        """These blocks and all above them, each once."""
+        path = dict.fromkeys(blocks.tolist())
         for block in blocks.tolist():
             above = int(self.tree.parent[block])
-            while above >= 0 and above not in held:
-                held[above] = None
+            while above >= 0 and above not in path:
+                path[above] = None
                 above = int(self.tree.parent[above])
-        path = np.fromiter(held, dtype=np.int32, count=len(held))
+        return np.fromiter(path, dtype=np.int32, count=len(path))
+
+    def hold(self, path: Rows) -> None:
         self.blocks.holds[path] += 1
-        return path
 
     def release_hold(self, block: int) -> None:
         """One hold of one block, which costs a tenth of `release_holds`."""
-        blocks = self.blocks
-        blocks.holds[block] -= 1
-        if not blocks.holds[block]:
-            for copy in self.copies_of(block):
-                self.consider(copy)
+        self.blocks.holds[block] -= 1
+        for copy in self.copies_of(block):
+            self.consider(copy)
+        if not self.blocks.holds[block]:
             self.drop_idle(block)
 
     def release_holds(self, path: Rows) -> None:
         blocks = self.blocks
         blocks.holds[path] -= 1
-        loose = path[blocks.holds[path] == 0]
-        self.consider_blocks(loose)
-        for block in loose[blocks.first_copy[loose] < 0].tolist():
+        self.consider_blocks(path)
+        loose = path[(blocks.holds[path] == 0) & (blocks.first_copy[path] < 0)]
+        for block in loose.tolist():
             self.drop_idle(block)
 
     def wait(self, copy: int) -> None:

@@ -393,4 +393,5 @@ class Catalog:
             forgotten += books.blocks.ns[block] >= 0 and books.blocks.fast[block] != NOT_READABLE
             for copy in list(books.copies_of(block)):
                 books.drop_copy(copy, reason, now_s)
+        self._claims.removed(rows)
         return int(forgotten)

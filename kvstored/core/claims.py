@@ -1,9 +1,11 @@
 """Claims on paths that outlive a single read: pins of a tenant, and requests that run.
 
-A pin holds its blocks and their ancestors until its time ends; a soft one gives way when nothing else can be evicted. A request holds
-the path that it runs on, its last blocks are the recent window, and at its end the part that only it needed may be dropped.
+A pin keeps its blocks and their ancestors stored until its time ends, though not in memory while a slower tier has them; a soft one
+gives way when nothing else can be evicted. A request holds the path that it runs on where it is fastest, its last blocks are the recent
+window, and at its end the blocks that only it put may be dropped. Both have a bounded share of each tier.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +17,8 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Pinned, Reason, TouchEvent
 from kvstored.core.eviction import Evictor
 from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import UNIT_BYTES, KeyBatch, Rows, TierId, as_rows
+from kvstored.core.shares import Share
+from kvstored.core.types import UNIT_BYTES, KeyBatch, Rows, as_rows
 from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
 
 
@@ -23,9 +26,9 @@ from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
 class Pin:
     id: int
     session: int
+    rows: Rows
     path: Rows
-    blocks: int
-    units: dict[TierId, int]
+    units: int
     is_hard: bool
     begun_s: float
     expires_s: float
@@ -33,7 +36,7 @@ class Pin:
 
 @dataclass(slots=True)
 class Request:
-    """`path`: held rows; `sealed`: blocks that it added itself, in order; `recent`: its recent window."""
+    """`path`: held rows; `sealed`: blocks that were put on its behalf, in order; `recent`: its recent window."""
 
     session: int
     id: bytes
@@ -48,6 +51,8 @@ class Claims:
     def __init__(self, books: Books, evictor: Evictor, first_id: int) -> None:
         self._books = books
         self._evictor = evictor
+        self._pinned = Share(books)
+        self._running = Share(books)
         self.pins: dict[int, Pin] = {}
         self.requests: dict[tuple[int, bytes], Request] = {}
         self._by_session: dict[int, dict[bytes, None]] = {}
@@ -68,35 +73,56 @@ class Claims:
                 f"pin ttl out of bounds: ttl_s={ttl_s} max={books.limits.pin_ttl_max_s}"
             )
         rows = self._readable(keys, ns)
-        units = self._units(rows)
-        for tier, more in units.items():
-            book = books.space.books[tier]
-            share = int(book.limits.capacity_units * book.limits.pin_share)
-            if book.pinned + more > share:
+        path = books.path_of(rows)
+        for tier, more in self._pinned.more(path).items():
+            limits = books.space.books[tier].limits
+            share, used = int(limits.capacity_units * limits.pin_share), self._pinned.used[tier]
+            if used + more > share:
                 raise NoSpace(
-                    f"pins would exceed their share: tier={tier.name.lower()} pinned={book.pinned * UNIT_BYTES} "
+                    f"pins would exceed their share: tier={tier.name.lower()} pinned={used * UNIT_BYTES} "
                     f"more={more * UNIT_BYTES} share={share * UNIT_BYTES}"
                 )
-        for tier, more in units.items():
-            books.space.books[tier].pinned += more
         self._next_id += 1
-        path = books.hold_paths(rows)
-        pin = Pin(self._next_id, session, path, len(rows), units, is_hard, now_s, now_s + ttl_s)
+        units = self._units(rows)
+        pin = Pin(self._next_id, session, rows, path, units, is_hard, now_s, now_s + ttl_s)
         self.pins[pin.id] = pin
+        self._pinned.add(path)
+        books.pin_holds.update(path.tolist())
+        books.hold(path)
+        self._show_pinned()
         heappush(self._deadlines, (pin.expires_s, pin.id))
         if not is_hard:
-            self._evictor.soft_pins[pin.id] = path, partial(self.unpin, pin.id)
-        return Pinned(pin.id, len(rows), sum(units.values()) * UNIT_BYTES)
+            self._evictor.soft_pins[pin.id] = (path, partial(self.unpin, pin.id))
+        return Pinned(pin.id, len(rows), units * UNIT_BYTES)
 
     def unpin(self, id_: int) -> bool:
         pin = self.pins.pop(id_, None)
         if pin is None:
             return False
         self._evictor.soft_pins.pop(id_, None)
-        for tier, units in pin.units.items():
-            self._books.space.books[tier].pinned -= units
+        self._pinned.remove(pin.path)
+        self._show_pinned()
+        self._books.pin_holds.subtract(pin.path.tolist())
+        self._books.pin_holds += Counter()
         self._books.release_holds(pin.path)
         return True
+
+    def removed(self, blocks: Sequence[int]) -> None:
+        """These blocks were removed by name: pins hold nothing of them, and one that holds nothing at all ends."""
+        gone = {block for block in blocks if block in self._pinned}
+        if not gone:
+            return
+        for block in gone:
+            self._pinned.forget(block)
+        fast = self._books.blocks.fast
+        for pin in [pin for pin in self.pins.values() if gone.intersection(pin.rows.tolist())]:
+            if (fast[pin.rows] == NOT_READABLE).all():
+                self.unpin(pin.id)
+        self._show_pinned()
+
+    def _show_pinned(self) -> None:
+        for tier, book in self._books.space.books.items():
+            book.pinned = self._pinned.used[tier]
 
     def _readable(self, keys: KeyBatch, ns: int) -> Rows:
         blocks = self._books.blocks
@@ -105,15 +131,14 @@ class Claims:
         rows = rows[(blocks.fast[rows] != NOT_READABLE) & (blocks.ns[rows] == ns)]
         return np.unique(rows).astype(np.int32)
 
-    def _units(self, rows: Rows) -> dict[TierId, int]:
+    def _units(self, rows: Rows) -> int:
         books = self._books
-        units: dict[TierId, int] = {}
-        for block in rows.tolist():
-            for part in books.needed_parts(block):
-                copy = books.fastest_copy(block, part)
-                tier = TierId(int(books.copies.tier[copy]))
-                units[tier] = units.get(tier, 0) + int(books.copies.units[copy])
-        return units
+        copies = (
+            books.fastest_copy(block, part)
+            for block in rows.tolist()
+            for part in books.needed_parts(block)
+        )
+        return sum(int(books.copies.units[copy]) for copy in copies if copy >= 0)
 
     # ---- requests
 
@@ -124,23 +149,23 @@ class Claims:
         if (session, id_) in self.requests:
             raise InvalidArgument(f"request runs already: request_id={id_.hex()}")
         rows = self._run(keys, ns)
-        path = self._books.hold_paths(rows)
-        request = Request(session, id_, ns, set(path.tolist()), [], [], now_s)
+        request = Request(session, id_, ns, set(), [], [], now_s)
         self.requests[session, id_] = request
         self._by_session.setdefault(session, {})[id_] = None
-        self._slide(request, rows.tolist())
+        self._join(request, rows)
         self._books.touch(rows, TouchEvent.HINT, now_s)
 
     def extend(self, session: int, id_: bytes, keys: KeyBatch) -> int:
         """Blocks that sealed since: they join the path, and the recent window moves on."""
         request = self.request(session, id_)
-        return self._extend_rows(request, self._run(keys, request.ns))
+        return self._join(request, self._run(keys, request.ns))
 
     def sealed(self, session: int, id_: bytes, block: int) -> None:
         """A block put on behalf of a request became readable. A request that is over is no error."""
         request = self.requests.get((session, id_))
-        if request is not None:
-            self._extend_rows(request, np.asarray([block], dtype=np.int32))
+        if request is not None and block not in request.sealed:
+            request.sealed.append(block)
+            self._join(request, as_rows([block]))
 
     def complete(self, session: int, id_: bytes, now_s: float, *, discard: bool) -> int:
         """The request is over. `discard` drops the blocks that it added and nobody else uses."""
@@ -150,7 +175,9 @@ class Claims:
         if not self._by_session[session]:
             del self._by_session[session]
         self._slide(request, [])
-        self._books.release_holds(as_rows(sorted(request.path)))
+        path = as_rows(sorted(request.path))
+        self._running.remove(path)
+        self._books.release_holds(path)
         return self._discard(request, now_s) if discard else 0
 
     def close_session(self, session: int, now_s: float) -> None:
@@ -169,27 +196,30 @@ class Claims:
         absent = np.flatnonzero((rows < 0) | (self._books.blocks.ns[rows] != ns))
         return rows[: absent[0]] if len(absent) else rows
 
-    def _extend_rows(self, request: Request, rows: Rows) -> int:
+    def _join(self, request: Request, rows: Rows) -> int:
+        """Blocks join the path, with what is above them; those beyond the share of running requests are not held. Answers how many
+        were new to it."""
         books = self._books
         fresh = [row for row in dict.fromkeys(rows.tolist()) if row not in request.path]
-        if not fresh:
-            return 0
-        request.path.update(fresh)
-        added = as_rows(fresh + self._above(fresh, request.path))
-        request.path.update(added.tolist())
-        books.blocks.holds[added] += 1
-        request.sealed.extend(fresh)
+        for row in fresh:
+            added = as_rows(
+                [at for at in books.path_of(as_rows([row])).tolist() if at not in request.path]
+            )
+            if self._is_full(added):
+                break
+            self._running.add(added)
+            books.hold(added)
+            request.path.update(added.tolist())
         self._slide(request, request.recent + fresh)
         return len(fresh)
 
-    def _above(self, rows: Sequence[int], known: set[int]) -> list[int]:
-        above: dict[int, None] = {}
-        for row in rows:
-            parent = int(self._books.tree.parent[row])
-            while parent >= 0 and parent not in known and parent not in above:
-                above[parent] = None
-                parent = int(self._books.tree.parent[parent])
-        return list(above)
+    def _is_full(self, rows: Rows) -> bool:
+        books = self._books.space.books
+        return any(
+            self._running.used[tier] + more
+            > int(books[tier].limits.capacity_units * books[tier].limits.lease_share)
+            for tier, more in self._running.more(rows).items()
+        )
 
     def _slide(self, request: Request, blocks: list[int]) -> None:
         spec = self._books.layouts[request.ns].spec

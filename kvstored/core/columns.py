@@ -72,7 +72,7 @@ class Table:
 
 class Blocks(Table):
     """`fast`: the tier that all required parts can be read from (the slowest part's fastest copy), 255 when not readable. `tiers`: bit t where
-    tier t holds every required part. `have`: bit g where the window or state group g is complete in some tier. `holds`: leases, requests and
+    tier t holds every required part. `have`: bit g where the window or state group g is complete in some tier. `holds`: fills, leases, requests and
     pins on the block or below it. `valid`: tokens of the block."""
 
     ns: NDArray[np.int32]

@@ -90,7 +90,9 @@ class Leases:
         """Before anything is loaded: else a load evicts what the next key reads."""
         blocks = self._books.blocks
         there = (rows >= 0) & (blocks.ns[rows] == call.ns) & (blocks.first_copy[rows] >= 0)
-        return self._books.hold_paths(rows[there])
+        path = self._books.path_of(rows[there])
+        self._books.hold(path)
+        return path
 
     def _begin(self, call: Acquire, now_s: float) -> Lease:
         books = self._books

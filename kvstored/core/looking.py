@@ -156,10 +156,10 @@ class Looking:
                 "fill", fill.id, fill.session, 1, units, fill.begun_s, fill.expires_s, "open"
             )
         for pin in self._claims.pins.values():
-            units = sum(pin.units.values())
+            units = pin.units
             state = "hard" if pin.is_hard else "soft"
             yield Holding(
-                "pin", pin.id, pin.session, pin.blocks, units, pin.begun_s, pin.expires_s, state
+                "pin", pin.id, pin.session, len(pin.rows), units, pin.begun_s, pin.expires_s, state
             )
         for number, request in enumerate(self._claims.requests.values()):
             yield Holding(

@@ -19,9 +19,11 @@ from kvstored.core.types import Extent, Heat, Layout, Part, Place, Rows, TierId
 
 
 class Tables:
-    """`recent`: blocks within the recent window of running requests. `partials`: partial blocks by their parent.
+    """The tables, the index, the tree and the space, kept in step with each other.
 
-    The tables, the index, the tree and the space, kept in step with each other."""
+    `recent`: blocks within the recent window of running requests. `pin_holds`: of a block's holds, those that are pins. `partials`:
+    partial blocks by their parent.
+    """
 
     def __init__(self, *, tiers: Sequence[TierLimits], epoch: int) -> None:
         self.blocks = Blocks()
@@ -34,6 +36,7 @@ class Tables:
         self.long_places: dict[int, Place] = {}
         self.partials: dict[int, set[int]] = {}
         self.recent: Counter[int] = Counter()
+        self.pin_holds: Counter[int] = Counter()
         self._needed: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._sink_blocks: Rows = np.zeros(64, dtype=np.int32)
         self._generation = epoch << 32

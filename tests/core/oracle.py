@@ -188,6 +188,8 @@ class Oracle(OracleBooks):
         self.let_go([fill.block])
         request = self.requests.get(fill.request) if fill.request else None
         if request is not None and self.is_readable(fill.block):
+            if fill.block not in request.sealed:
+                request.sealed.append(fill.block)
             self.seal(request, [fill.block])
         return self.is_readable(fill.block)
 
@@ -206,19 +208,29 @@ class Oracle(OracleBooks):
             self._freed(DRAM, *freed, Reason.FILL_LOST)
 
     def seal(self, request: Request, blocks: Sequence[Block]) -> int:
-        """Blocks join the path of a request, with what is above them."""
+        """Blocks join the path of a request, with what is above them, as far as the share of running requests goes."""
         fresh = [block for block in blocks if block not in request.path]
         for block in fresh:
-            request.path.append(block)
-            block.holds += 1
-        for block in fresh:
-            above = block.parent
-            while above is not None and above not in request.path:
-                request.path.append(above)
-                above.holds += 1
-                above = above.parent
-        request.sealed.extend(fresh)
+            added = [at for at in self.line(block) if at not in request.path]
+            if not self._has_share(added):
+                break
+            for at in added:
+                self.running_units.setdefault(at, self.units_by_tier(at))
+                request.path.append(at)
+                at.holds += 1
         return len(fresh)
+
+    def _has_share(self, blocks: Sequence[Block]) -> bool:
+        held = dict.fromkeys(self.tiers, 0)
+        more = {at: self.units_by_tier(at) for at in blocks if at not in self.running_units}
+        for units in (*self.running_units.values(), *more.values()):
+            for tier, count in units.items():
+                held[tier] += count
+        grown = {tier for units in more.values() for tier in units}
+        return all(
+            held[tier] <= int(self.tiers[tier].capacity_units * self.tiers[tier].lease_share)
+            for tier in grown
+        )
 
     # ---- leases
 

@@ -3,7 +3,7 @@
 No code of the core but its value types. The calls are in oracle.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstored.core.calls import Limits, Reason, TierLimits
 from kvstored.core.types import Budget, GroupKind, GroupSpec, NamespaceSpec, Part, TierId
@@ -37,6 +37,8 @@ class OracleBooks:
         self.leases: dict[int, Lease] = {}
         self.tasks: dict[int, Task] = {}
         self.pins: dict[int, Pin] = {}
+        self.pin_units: dict[Block, dict[TierId, int]] = {}
+        self.running_units: dict[Block, dict[TierId, int]] = {}
         self.requests: dict[tuple[int, bytes], Request] = {}
         self.kept: list[Kept] = []
         self.discarding = 0
@@ -131,7 +133,26 @@ class OracleBooks:
             return False
         if copy.is_sink and block.children:
             return False
-        return not block.holds or self.ready(block, copy.part)[0] is not copy
+        if not block.holds or self.ready(block, copy.part)[0] is not copy:
+            return True
+        pins = sum(block in pin.path for pin in self.pins.values())
+        return block.holds == pins and not self.is_dirty(copy)
+
+    def is_dirty(self, copy: Copy) -> bool:
+        slower = [other for other in self.ready(copy.block, copy.part) if other.tier > copy.tier]
+        return not any(self.complete(copy) <= self.complete(other) for other in slower)
+
+    def units_by_tier(self, block: Block) -> dict[TierId, int]:
+        units: dict[TierId, int] = {}
+        for part in self.parts(block):
+            for copy in self.ready(block, part)[:1]:
+                units[copy.tier] = units.get(copy.tier, 0) + copy.units
+        return units
+
+    def line(self, block: Block | None) -> Iterator[Block]:
+        while block is not None:
+            yield block
+            block = block.parent
 
     def first_victim(self, tier: TierId, budget: Budget) -> Copy | None:
         found = [
@@ -347,5 +368,8 @@ class OracleBooks:
         pin = self.pins.pop(id_, None)
         if pin is None:
             return False
+        for block in pin.path:
+            if not any(block in other.path for other in self.pins.values()):
+                del self.pin_units[block]
         self.let_go(pin.path)
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvstored.core.calls import Reason
-from kvstored.core.types import Part, TierId
+from kvstored.core.types import Part
 from tests.core.oracle import Oracle
 from tests.core.oracle_rows import DRAM, NVME, Block, Copy, Kept, Pin, Request
 
@@ -11,28 +11,41 @@ from tests.core.oracle_rows import DRAM, NVME, Block, Copy, Kept, Pin, Request
 class FullOracle(Oracle):
     # ---- claims
 
-    def pin(self, ns: int, keys: Sequence[str]) -> tuple[list[Block], dict[TierId, int], bool]:
-        """Blocks to pin, their units, and whether that is within the share."""
+    def pin(self, ns: int, keys: Sequence[str]) -> tuple[list[Block], int, bool]:
+        """Blocks to pin, their units, and whether they are within the share together with what is above them."""
         found = [self.blocks.get((ns, key)) for key in keys]
         blocks = [block for block in found if block is not None and self.is_readable(block)]
-        units: dict[TierId, int] = {}
-        for block in blocks:
-            for part in self.parts(block):
-                copy = self.ready(block, part)[0]
-                units[copy.tier] = units.get(copy.tier, 0) + copy.units
-        pinned = {
-            tier: sum(pin.units.get(tier, 0) for pin in self.pins.values()) for tier in self.tiers
-        }
+        path = list(dict.fromkeys(at for block in blocks for at in self.line(block)))
+        pinned = dict.fromkeys(self.tiers, 0)
+        for units in self.pin_units.values():
+            for tier, more in units.items():
+                pinned[tier] += more
+        for block in path:
+            if block not in self.pin_units:
+                for tier, more in self.units_by_tier(block).items():
+                    pinned[tier] += more
         fits = all(
-            pinned[tier] + more <= int(self.tiers[tier].capacity_units * self.tiers[tier].pin_share)
-            for tier, more in units.items()
+            units <= int(self.tiers[tier].capacity_units * self.tiers[tier].pin_share)
+            for tier, units in pinned.items()
         )
-        return blocks, units, fits
+        return blocks, sum(sum(self.units_by_tier(block).values()) for block in blocks), fits
 
-    def add_pin(
-        self, id_: int, blocks: list[Block], units: dict[TierId, int], hard: bool, until_s: float
-    ) -> None:
-        self.pins[id_] = Pin(self.hold(blocks), units, hard, until_s)
+    def add_pin(self, id_: int, blocks: list[Block], hard: bool, until_s: float) -> None:
+        path = self.hold(blocks)
+        for block in path:
+            self.pin_units.setdefault(block, self.units_by_tier(block))
+        self.pins[id_] = Pin(blocks, path, hard, until_s)
+
+    def removed(self, blocks: Sequence[Block]) -> None:
+        """Removed by name: a pin holds nothing of them, and ends when nothing that it pinned is left."""
+        for block in blocks:
+            if block in self.pin_units:
+                self.pin_units[block] = {}
+        for id_, pin in list(self.pins.items()):
+            if any(block in blocks for block in pin.rows) and not any(
+                self.is_readable(block) for block in pin.rows
+            ):
+                self.unpin(id_)
 
     def run(self, ns: int, keys: Sequence[str]) -> list[Block]:
         """Blocks that there are, up to the first that there is not."""
@@ -46,11 +59,15 @@ class FullOracle(Oracle):
 
     def begin_request(self, at: tuple[int, bytes], ns: int, keys: Sequence[str]) -> None:
         blocks = self.run(ns, keys)
-        self.requests[at] = Request(ns, self.hold(blocks), [])
+        self.requests[at] = Request(ns, [], [])
+        self.seal(self.requests[at], blocks)
         self.touch(blocks, hit=False, now_s=self.now_s)
 
     def complete_request(self, at: tuple[int, bytes], *, discard: bool) -> int:
         request = self.requests.pop(at)
+        for block in request.path:
+            if not any(block in other.path for other in self.requests.values()):
+                del self.running_units[block]
         self.let_go(request.path)
         dropped = 0
         for block in reversed(request.sealed) if discard else ():
@@ -69,6 +86,8 @@ class FullOracle(Oracle):
             readable += self.is_readable(block)
             for copy in list(block.copies):
                 self.drop(copy, reason)
+        if reason is not Reason.DISCARDED:
+            self.removed(blocks)
         return readable
 
     def retire(self, ns: int) -> None:
@@ -154,10 +173,6 @@ class FullOracle(Oracle):
         assert everything or self.is_admitted(copy), "write-back of a copy that is not admitted"
         began = self.begin(copy, NVME, [] if task is None else [task])
         assert (began is None) is (task is None)
-
-    def is_dirty(self, copy: Copy) -> bool:
-        slower = [other for other in self.ready(copy.block, copy.part) if other.tier > copy.tier]
-        return not any(self.complete(copy) <= self.complete(other) for other in slower)
 
     def left_behind(self) -> list[Copy]:
         """Dirty copies that a flush could still write: nothing of them is on disk, and the disk is large enough."""

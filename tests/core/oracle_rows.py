@@ -83,8 +83,8 @@ class Task:
 
 @dataclass(eq=False)
 class Pin:
+    rows: list[Block]
     path: list[Block]
-    units: dict[TierId, int]
     is_hard: bool
     expires_s: float
 

@@ -102,11 +102,11 @@ class WholeMachine(MovingMachine):
                 ttl_s=ttl_s,
                 now_s=self.now_s,
             )
-            assert (pinned.blocks, pinned.bytes) == (len(blocks), sum(units.values()) * UNIT)
+            assert (pinned.blocks, pinned.bytes) == (len(blocks), units * UNIT)
             return pinned.pin
 
         if fits:
-            self.oracle.add_pin(pin(), blocks, units, hard, self.now_s + ttl_s)
+            self.oracle.add_pin(pin(), blocks, hard, self.now_s + ttl_s)
         else:
             with pytest.raises(NoSpace):
                 pin()
