@@ -69,6 +69,7 @@ class Daemon:
             state=lambda: self._state,
             uptime_s=lambda: asyncio.get_running_loop().time() - self._begun_s,
             tier_facts=self._tier_facts,
+            broken=self._broken(),
         )
         service = StoreService(self._store, Inspection(self._store, around))
         self._server = LocalServer(service, config.socket, mode=config.socket_mode)
@@ -212,6 +213,11 @@ class Daemon:
 
     def _unready(self) -> str | None:
         return None if self._state == "ready" else self._state
+
+    def _broken(self) -> dict[TierId, int]:
+        """Composing said why, once."""
+        is_broken = self._parts.slab_bytes > 0 and self._parts.disk is None
+        return {TierId.NVME: self._config.disk.capacity_bytes} if is_broken else {}
 
     def _tier_facts(self, tier: TierId) -> TierFacts:
         found = self._recovery.found.get(tier, Found())

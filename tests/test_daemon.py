@@ -240,7 +240,8 @@ def test_a_disk_that_cannot_be_used_leaves_dram_serving(folder: Path) -> None:
         namespace.put(keys, contents())
         check(namespace.get(keys).blocks)
         stat = client.call("Stat", pb.StatRequest(), pb.StatResponse)
-        assert [tier.name for tier in stat.tiers] == ["dram"]
+        assert [(tier.name, tier.state) for tier in stat.tiers] == [("dram", "on"), ("nvme", "off")]
+        assert stat.tiers[1].capacity_bytes == 256 << 20
 
 
 def test_metrics_are_served_with_what_the_store_counted(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The methods that look inside: stat, tree, leases, explain, verify, events."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,14 @@ class TierFacts:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the daemon knows and the store does not."""
+    """What the daemon knows and the store does not. `broken`: configured bytes of tiers that could not be used at this start."""
 
     keeper_pid: int
     policy: str
     state: Callable[[], str]
     uptime_s: Callable[[], float]
     tier_facts: Callable[[TierId], TierFacts]
+    broken: Mapping[TierId, int]
 
 
 class Inspection:
@@ -75,7 +76,13 @@ class Inspection:
             epoch=shell.events.epoch,
             uptime_s=self._around.uptime_s(),
             state=self._around.state(),
-            tiers=[self._tier_message(use) for use in shell.catalog.tier_use()],
+            tiers=[self._tier_message(use) for use in shell.catalog.tier_use()]
+            + [
+                pb.TierStat(
+                    name=tier.name.lower(), capacity_bytes=size_bytes, state="off", codec_ratio=1.0
+                )
+                for tier, size_bytes in self._around.broken.items()
+            ],
             blocks=shell.catalog.blocks,
             tree_nodes=counts["tree_nodes"],
             sessions=len(self._store.clients.sessions),

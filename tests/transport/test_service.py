@@ -50,6 +50,7 @@ class Peer:
             state=lambda: "ready",
             uptime_s=lambda: 3.0,
             tier_facts=lambda tier: TierFacts("on"),
+            broken={},
         )
         self.service = StoreService(self.world.store, Inspection(self.world.store, around))
         self.token = b""
