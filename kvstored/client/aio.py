@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from google.protobuf.message import Message
 
 from kvstored.client.client import Client
-from kvstored.client.keys import Keys
+from kvstored.client.keys import ExtraKeys, Keys
 from kvstored.client.namespace import Namespace
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens
@@ -112,7 +112,7 @@ class AsyncNamespace:
         self.digest = blocking.digest
         self.spec = blocking.spec
 
-    def keys(self, tokens: Tokens, extra_keys: tuple[bytes, ...] = ()) -> Keys:
+    def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
         return self.blocking.keys(tokens, extra_keys)
 
     match = _async(Namespace.match)

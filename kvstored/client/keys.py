@@ -1,11 +1,14 @@
 """The keys of one path as a client holds them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_keys
+
+ExtraKeys = Iterable[str | bytes] | None
+"""Cache salt, LoRA id, image hashes; text stands for its UTF-8, None for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,20 @@ class Keys:
         *,
         parent: bytes = b"",
         last_valid_tokens: int = 0,
-        extra_keys: Sequence[bytes] = (),
+        extra_keys: ExtraKeys = (),
         unchained: bool = False,
     ) -> "Keys":
         """Keys that the engine made itself: 8 to 64 bytes each, all of one length."""
+        _check_are_bytes(keys)
         is_root = not parent and not unchained
         first_block = 0 if is_root else None
         return cls(
-            tuple(keys), parent, last_valid_tokens, tuple(extra_keys), unchained, first_block
+            tuple(keys),
+            parent,
+            last_valid_tokens,
+            extra_keys_of(extra_keys),
+            unchained,
+            first_block,
         )
 
     def __len__(self) -> int:
@@ -49,6 +58,7 @@ class Keys:
 
     def __getitem__(self, part: slice) -> "Keys":
         """A run of these keys, which knows the block before it."""
+        _check_is_slice(part)
         start, stop, step = part.indices(len(self.keys))
         if step != 1:
             raise InvalidArgument(f"a part of a path has no gaps step={step}")
@@ -69,4 +79,44 @@ class Keys:
             parent=self.parent,
             extra_keys=self.extra_keys,
             unchained=self.unchained,
+        )
+
+
+def checked(keys: object) -> Keys:
+    """What a call was given as keys, if it is that."""
+    if not isinstance(keys, Keys):
+        raise InvalidArgument(
+            "keys are made by namespace.keys(tokens) or Keys.opaque([key, ...]), "
+            f"not given as {type(keys).__name__}"
+        )
+    return keys
+
+
+def extra_keys_of(given: object) -> tuple[bytes, ...]:
+    """Refuses one text or one bytes in the place of a sequence: its characters would be taken for the keys."""
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
+        shown = f"{type(given).__name__}; write extra_keys=[...]"
+        raise InvalidArgument(f"extra_keys is a sequence of str or bytes, not {shown}")
+    return tuple(_extra_key(each) for each in given)
+
+
+def _extra_key(given: object) -> bytes:
+    if isinstance(given, str):
+        return given.encode()
+    if not isinstance(given, bytes):
+        raise InvalidArgument(f"an extra key is str or bytes, not {type(given).__name__}")
+    return given
+
+
+def _check_are_bytes(keys: object) -> None:
+    if not isinstance(keys, Sequence) or not all(isinstance(key, bytes) for key in keys):
+        raise InvalidArgument("opaque keys are a sequence of bytes: Keys.opaque([key, ...])")
+
+
+def _check_is_slice(part: object) -> None:
+    if not isinstance(part, slice):
+        raise InvalidArgument(
+            "a part of a path is a slice, keys[0:1]; one key's bytes are keys.keys[0]"
         )

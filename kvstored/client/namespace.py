@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
-from kvstored.client.keys import Keys
+from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
 from kvstored.client.links import GetCall, Leased, Link, PutPart
 from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
 from kvstored.client.rows import (
@@ -59,12 +59,14 @@ class Namespace:
 
     # ---- keys
 
-    def keys(self, tokens: Tokens, extra_keys: Sequence[bytes] = ()) -> Keys:
+    def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
         """Keys of all blocks of a sequence from its first token; the last block may be partial.
 
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
-        made = block_keys(root(self.digest, extra_keys), tokens, self.spec.block_tokens)
+        made = block_keys(
+            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
+        )
         last_valid_tokens = len(tokens) % self.spec.block_tokens
         return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
 
@@ -72,7 +74,7 @@ class Namespace:
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
-                keys=keys.message(),
+                keys=checked(keys).message(),
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
             )
@@ -88,7 +90,7 @@ class Namespace:
         )
 
     def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:
-        request = pb.LocateRequest(namespace=self.digest, keys=keys.message())
+        request = pb.LocateRequest(namespace=self.digest, keys=checked(keys).message())
         with self._link(timeout_s) as link:
             answer = link.call("Locate", request, pb.LocateResponse, self._timeout_s(timeout_s))
         return Located(
@@ -117,7 +119,7 @@ class Namespace:
         consume are left out. The timeout bounds each message, not the copying. An exception leaves nothing of the running part behind.
         """
         selection = selection_of(self.spec, groups)
-        given = sources_of(rows, len(keys), selection)
+        given = sources_of(rows, keys, selection)
         sources = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
         parts = [
             PutPart(
@@ -153,7 +155,7 @@ class Namespace:
     ) -> PutResult:
         """Replaces blocks of a mutable namespace if all still have these generations (0: absent), else raises Conflict."""
         selection = selection_of(self.spec, groups)
-        sources = sources_of(rows, len(keys), selection)
+        sources = sources_of(rows, keys, selection)
         request = self._reserve(keys, sources, selection, shard)
         part = PutPart(request, sources, len(keys), generations)
         with self._link(timeout_s) as link:
@@ -210,7 +212,7 @@ class Namespace:
             request = pb.PinRequest(
                 session=link.session.token,
                 namespace=self.digest,
-                keys=keys.message(),
+                keys=checked(keys).message(),
                 strength=pb.HARD if hard else pb.SOFT,
                 ttl_s=ttl_s,
             )
@@ -235,7 +237,7 @@ class Namespace:
             request = pb.PrefetchRequest(
                 session=link.session.token,
                 namespace=self.digest,
-                keys=keys.message(),
+                keys=checked(keys).message(),
                 tier=tier,
                 deadline_ms=_ms(deadline_s),
             )
@@ -246,13 +248,13 @@ class Namespace:
         """Counts as a use; the blocks that were there."""
         with self._link(timeout_s) as link:
             request = pb.TouchRequest(
-                session=link.session.token, namespace=self.digest, keys=keys.message()
+                session=link.session.token, namespace=self.digest, keys=checked(keys).message()
             )
             return link.call("Touch", request, pb.TouchResponse, self._timeout_s(timeout_s)).blocks
 
     def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
         """Forgets blocks in every tier; how many there were."""
-        request = pb.RemoveRequest(namespace=self.digest, keys=keys.message())
+        request = pb.RemoveRequest(namespace=self.digest, keys=checked(keys).message())
         with self._link(timeout_s) as link:
             return link.call(
                 "Remove", request, pb.RemoveResponse, self._timeout_s(timeout_s)
@@ -274,7 +276,7 @@ class Namespace:
             request = pb.BeginRequestRequest(
                 session=link.session.token,
                 namespace=self.digest,
-                keys=keys.message(),
+                keys=checked(keys).message(),
                 request_id=request_id,
             )
             timeout_s = self._timeout_s(timeout_s)
@@ -287,7 +289,7 @@ class Namespace:
         """The request's path grew by these keys; blocks on it now."""
         with self._link(timeout_s) as link:
             request = pb.ExtendRequestRequest(
-                session=link.session.token, request_id=request_id, keys=keys.message()
+                session=link.session.token, request_id=request_id, keys=checked(keys).message()
             )
             timeout_s = self._timeout_s(timeout_s)
             return link.call("ExtendRequest", request, pb.ExtendRequestResponse, timeout_s).blocks
@@ -336,7 +338,7 @@ class Namespace:
         return pb.ReserveRequest(
             namespace=self.digest,
             shard=shard,
-            keys=keys.message(),
+            keys=checked(keys).message(),
             groups=selection.mask,
             sizes=pack_u64(sizes_of(sources)),
             last_valid_tokens=keys.last_valid_tokens,
@@ -358,7 +360,7 @@ class Namespace:
         request = pb.AcquireRequest(
             namespace=self.digest,
             shard=shard,
-            keys=keys.message(),
+            keys=checked(keys).message(),
             groups=selection.mask,
             lease_ttl_ms=_ms(ttl_s),
             no_wait=not wait,

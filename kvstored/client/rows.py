@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.client.copying import Bytes, Piece
-from kvstored.client.keys import Keys
+from kvstored.client.keys import Keys, checked
 from kvstored.client.results import Block
 from kvstored.client.segments import Fetch, Segments
 from kvstored.core.groups import consumable
@@ -45,14 +45,15 @@ def selection_of(spec: NamespaceSpec, names: Sequence[str] | None) -> Selection:
     return Selection(groups, mask_of(groups))
 
 
-def sources_of(rows: Rows, keys: int, selection: Selection) -> list[Bytes | None]:
+def sources_of(rows: Rows, keys: Keys, selection: Selection) -> list[Bytes | None]:
     """The bytes of every piece, in the order of the protocol; a copy is made only of arrays that are not contiguous."""
-    if len(rows) != keys:
-        raise InvalidArgument(f"one row of arrays a key rows={len(rows)} keys={keys}")
+    if len(rows) != len(checked(keys)):
+        raise InvalidArgument(f"one row of arrays a key rows={len(rows)} keys={len(keys)}")
     sources: list[Bytes | None] = []
     for row in rows:
         if isinstance(row, (np.ndarray, bytes, bytearray, memoryview)):
             row = (row,)  # noqa: PLW2901 - one group: the row is its array
+        _check_is_row(row)
         if len(row) != len(selection.groups):
             raise InvalidArgument(
                 f"one array a selected group arrays={len(row)} groups={len(selection.groups)}"
@@ -173,13 +174,25 @@ def _output(array: object, size: int) -> Bytes:
     return given.reshape(-1).view(np.uint8)[:size]
 
 
+def _check_is_row(row: object) -> None:
+    if not isinstance(row, Sequence):
+        raise InvalidArgument(
+            f"a row is an array, or a list with one array a group, not {type(row).__name__}"
+        )
+
+
 def _bytes_of(array: object) -> Bytes | None:
     if array is None:
         return None
     if isinstance(array, (bytes, bytearray, memoryview)):
         return np.frombuffer(array, dtype=np.uint8)
-    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+    if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"a piece is an array or a buffer, not {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise InvalidArgument(
+            f"an array of objects has no bytes to store: dtype={array.dtype} shape={array.shape}; "
+            "make it one of numbers, np.asarray(..., dtype=np.uint8)"
+        )
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -134,6 +136,48 @@ def test_extra_keys_and_opaque_keys_are_other_blocks(namespace: Namespace) -> No
     block = namespace.get(opaque).blocks[0]
     assert block is not None
     assert np.array_equal(block[0], rows_of(1, seed=2)[0])
+
+
+def test_extra_keys_are_text_or_bytes_or_none(namespace: Namespace) -> None:
+    tokens = range(BLOCK_TOKENS)
+    assert namespace.keys(tokens, ["salt", b"x"]) == namespace.keys(tokens, [b"salt", "x"])
+    assert namespace.keys(tokens, None) == namespace.keys(tokens)
+    assert Keys.opaque([bytes(32)], extra_keys=["salt"]).extra_keys == (b"salt",)
+
+
+@pytest.mark.parametrize("given", ["salt", b"salt", 7, [7], [None]])
+def test_extra_keys_that_are_no_sequence_of_text_are_refused(
+    namespace: Namespace, given: Any
+) -> None:
+    """One text was taken for a sequence of its characters."""
+    with pytest.raises(InvalidArgument, match="str or bytes"):
+        namespace.keys(range(BLOCK_TOKENS), given)
+
+
+def test_what_is_not_keys_is_refused_with_what_to_pass(namespace: Namespace) -> None:
+    keys = namespace.keys(range(2 * BLOCK_TOKENS))
+    given: Any = list(keys)
+    for call in (namespace.match, namespace.get, namespace.locate, namespace.remove):
+        with pytest.raises(InvalidArgument, match=r"namespace.keys\(tokens\)"):
+            call(given)
+    with pytest.raises(InvalidArgument, match=r"namespace.keys\(tokens\)"):
+        namespace.put(given, rows_of(2))
+    index: Any = 0
+    with pytest.raises(InvalidArgument, match=r"keys\[0:1\]"):
+        keys[index]
+    one: Any = bytes(32)
+    with pytest.raises(InvalidArgument, match="sequence of bytes"):
+        Keys.opaque(one)
+
+
+def test_arrays_of_objects_and_rows_that_are_none_are_refused(namespace: Namespace) -> None:
+    keys = namespace.keys(range(BLOCK_TOKENS))
+    objects: Any = np.array([[1, "a"]], dtype=object)
+    with pytest.raises(InvalidArgument, match="array of objects"):
+        namespace.put(keys, objects)
+    number: Any = [7]
+    with pytest.raises(InvalidArgument, match="a row is an array"):
+        namespace.put(keys, number)
 
 
 def test_rows_may_be_buffers_other_dtypes_or_not_contiguous(namespace: Namespace) -> None:
