@@ -4,6 +4,7 @@ The text of /metrics is made in a thread of its own, which yields the interprete
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -48,8 +49,9 @@ class MetricsServer:
                     self._connected, endpoint.host, endpoint.port, limit=_REQUEST_BYTES_MAX
                 )
         except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(
-                f"metrics cannot listen: metrics_listen={endpoint} {error=}"
+                f"metrics cannot listen: metrics_listen={endpoint} error={reason}; give another --metrics-listen, or off"
             ) from error
 
     @property

@@ -138,7 +138,9 @@ def test_a_taken_address_is_refused_by_name() -> None:
     async def test(port: int) -> None:
         metrics = _metrics()
         second = MetricsServer(metrics, refresh=lambda: None, unready=lambda: None)
-        with pytest.raises(ConfigError, match=f"metrics_listen=127.0.0.1:{port}"):
+        with pytest.raises(
+            ConfigError, match=f"metrics_listen=127.0.0.1:{port} error=Address.*--metrics-listen"
+        ):
             await second.start(Endpoint("127.0.0.1", port))
         await second.close()
 

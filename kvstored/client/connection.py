@@ -49,7 +49,9 @@ class Connection:
             self._socket.settimeout(None)
         except OSError as error:
             self._socket.close()
-            raise Unavailable(f"the daemon is not reachable socket={path}: {error}") from error
+            raise Unavailable(
+                f"the daemon is not reachable: socket={path} error={error}; start it with `kvstored serve`, or name its socket"
+            ) from error
         self._is_idle = True
 
     @property

@@ -42,6 +42,7 @@ class RemoteTransport:
         import grpc  # noqa: PLC0415 - clients on the daemon's host never need it
 
         self._errors: type[Exception] = grpc.RpcError
+        self._target = target
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
@@ -124,7 +125,7 @@ class RemoteTransport:
         try:
             yield
         except self._errors as error:
-            raise _translated(error) from error
+            raise _translated(error, self._target) from error
 
     def _current(self, timeout_s: float) -> Session:
         """The session, opened or resumed where it is new or has been idle for a good part of its life."""
@@ -212,12 +213,18 @@ def _serialized(message: Message) -> bytes:
 
 
 def _translated(
-    error: Any,
-) -> KvstoredError:  # a grpc.RpcError that is also a grpc.Call, which grpc has no class for
+    error: Any,  # a grpc.RpcError that is also a grpc.Call, which grpc has no class for
+    target: str,
+) -> KvstoredError:
     detail = None
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_DETAIL_KEY:
             detail = value if isinstance(value, bytes) else value.encode()
+    if detail is None and error.code().name == "UNAVAILABLE":
+        return Unavailable(
+            f"the daemon is not reachable: address={target} error={error.details()}; start it with `kvstored serve`, "
+            "or give the address that its `listen` names"
+        )
     return error_of_grpc(error.code().name, error.details() or "", detail)
 
 

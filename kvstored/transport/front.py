@@ -76,6 +76,7 @@ async def serve_front(
     address that is taken, or lies beyond loopback, where only TLS may listen.
     """
     check_is_loopback(listen)
+    check_is_free(listen)
     upstream = Upstream(socket_path)
     server = grpc.aio.server(
         options=[
@@ -129,6 +130,25 @@ def check_is_loopback(listen: str) -> None:
             f"listening beyond loopback needs TLS listen={listen} address={beyond[0]}; "
             "listen on 127.0.0.1:7439, or on unix:///path"
         )
+
+
+def check_is_free(listen: str) -> None:
+    """Raises ConfigError with the flag for an address that is taken or not this machine's: gRPC tells less, in several lines."""
+    if listen.startswith("unix:"):
+        return
+    host, _, port = listen.rpartition(":")
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )[0]
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise ConfigError(
+            f"gRPC cannot listen: listen={listen} error={error.strerror}; give another --listen, or off"
+        ) from error
 
 
 def _bound(server: Any, listen: str) -> str:  # a grpc.aio.Server: grpc ships no types

@@ -355,8 +355,12 @@ class TestClosed:
                 Client(address)
 
     def test_no_daemon_at_all_is_unavailable(self, tmp_path: Path) -> None:
-        with Client(f"unix://{tmp_path}/s") as client, pytest.raises(Unavailable):
-            client.session()
+        for address in (f"unix://{tmp_path}/s", f"grpc+unix://{tmp_path}/g"):
+            with (
+                Client(address) as client,
+                pytest.raises(Unavailable, match=f"{tmp_path}.*start it with `kvstored serve`"),
+            ):
+                client.session()
 
     def test_the_daemon_s_deadline_reaches_the_caller(self, client: Client) -> None:
         began = time.perf_counter()

@@ -27,7 +27,7 @@ from kvstored.errors import (
 )
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.pb import kvstored_pb2_grpc as stubs
-from kvstored.transport.front import check_is_loopback
+from kvstored.transport.front import check_is_free, check_is_loopback
 from kvstored.wire import status
 from kvstored.wire.packing import pack_u64
 
@@ -399,6 +399,9 @@ class TestServing:
         check_is_loopback(listen)
 
     def test_a_taken_port_is_an_error(self, daemon: FakeDaemon, front: Front) -> None:
+        """gRPC said so in two lines of its own, and named no flag."""
+        with pytest.raises(ConfigError, match=r"Address already in use; give another --listen"):
+            check_is_free(front.address)
         other = start_front(daemon.path, front.address)
         assert other.process.wait(15) != 0
         other.process.stdout.close()
