@@ -10,24 +10,52 @@ from kvstored.client.namespace import Namespace
 from kvstored.client.results import GetResult, Job, Located, Pinned, PutResult
 from kvstored.client.view import View
 from kvstored.core.calls import FillStatus, ReadStatus
-from kvstored.core.types import GroupKind, GroupSpec, Match, NamespaceSpec
+from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
+from kvstored.errors import (
+    Busy,
+    Conflict,
+    Corrupt,
+    DeadlineExceeded,
+    InvalidArgument,
+    KvstoredError,
+    LeaseLost,
+    NamespaceMismatch,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 
 __all__ = [
+    "Access",
     "AsyncClient",
     "AsyncNamespace",
+    "Busy",
+    "CheckpointPolicy",
     "Client",
+    "Conflict",
+    "Corrupt",
+    "DeadlineExceeded",
     "FillStatus",
     "GetResult",
     "GroupKind",
     "GroupSpec",
+    "InvalidArgument",
     "Job",
     "Keys",
+    "KvstoredError",
+    "LeaseLost",
     "Located",
     "Match",
     "Namespace",
+    "NamespaceMismatch",
     "NamespaceSpec",
+    "NoSpace",
+    "NotFound",
+    "PermissionDenied",
     "Pinned",
     "PutResult",
     "ReadStatus",
+    "Unavailable",
     "View",
 ]
