@@ -350,6 +350,7 @@ class Holding:
     kind: str
     id: int
     session: int
+    ns: int
     blocks: int
     units: int
     begun_s: float

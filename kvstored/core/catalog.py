@@ -43,7 +43,7 @@ from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
-from kvstored.core.looking import Looking
+from kvstored.core.looking import Looking, Namespaces
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.recovery import Recovery
@@ -226,6 +226,9 @@ class Catalog:
     ) -> Pinned:
         return self._claims.pin(session, keys, ns, is_hard=hard, ttl_s=ttl_s, now_s=now_s)
 
+    def pin_namespace(self, pin: int) -> NamespaceId | None:
+        return self._claims.namespace_of(pin)
+
     def unpin(self, pin: int, now_s: float) -> bool:
         return self._claims.unpin(pin)
 
@@ -353,11 +356,11 @@ class Catalog:
     def namespace_use(self, ns: NamespaceId) -> tuple[int, tuple[int, int, int, int]]:
         return self._looking.namespace_use(ns)
 
-    def holdings(self, limit: int) -> tuple[list[Holding], bool]:
-        return self._looking.holdings(limit)
+    def holdings(self, among: Namespaces, limit: int) -> tuple[list[Holding], bool]:
+        return self._looking.holdings(among, limit)
 
-    def tree_nodes(self, ns: NamespaceId | None, limit: int) -> tuple[list[TreeNode], bool]:
-        return self._looking.tree_nodes(ns, limit)
+    def tree_nodes(self, among: Namespaces, limit: int) -> tuple[list[TreeNode], bool]:
+        return self._looking.tree_nodes(among, limit)
 
     def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
         block = self.books.index.find_one(fingerprint)

@@ -18,7 +18,7 @@ from kvstored.core.calls import Pinned, Reason, TouchEvent
 from kvstored.core.eviction import Evictor
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.shares import Share
-from kvstored.core.types import UNIT_BYTES, KeyBatch, Rows, as_rows
+from kvstored.core.types import UNIT_BYTES, KeyBatch, NamespaceId, Rows, as_rows
 from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
 
 
@@ -26,6 +26,7 @@ from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
 class Pin:
     id: int
     session: int
+    ns: int
     rows: Rows
     path: Rows
     units: int
@@ -84,7 +85,7 @@ class Claims:
                 )
         self._next_id += 1
         units = self._units(rows)
-        pin = Pin(self._next_id, session, rows, path, units, is_hard, now_s, now_s + ttl_s)
+        pin = Pin(self._next_id, session, ns, rows, path, units, is_hard, now_s, now_s + ttl_s)
         self.pins[pin.id] = pin
         self._pinned.add(path)
         books.pin_holds.update(path.tolist())
@@ -94,6 +95,10 @@ class Claims:
         if not is_hard:
             self._evictor.soft_pins[pin.id] = (path, partial(self.unpin, pin.id))
         return Pinned(pin.id, len(rows), units * UNIT_BYTES)
+
+    def namespace_of(self, id_: int) -> NamespaceId | None:
+        pin = self.pins.get(id_)
+        return None if pin is None else NamespaceId(pin.ns)
 
     def unpin(self, id_: int) -> bool:
         pin = self.pins.pop(id_, None)

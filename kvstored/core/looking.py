@@ -1,6 +1,6 @@
 """Looking into the books without changing them: match, locate, explain, holdings, the tree."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from kvstored.core.groups import checkpoint_tokens
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, Match, NamespaceId, Rows, TierId
+
+Namespaces = Collection[NamespaceId]
 
 
 class Looking:
@@ -122,10 +124,12 @@ class Looking:
         units = np.bincount(copies.tier[rows], weights=copies.units[rows], minlength=4)
         return count, (int(units[0]), int(units[1]), int(units[2]), int(units[3]))
 
-    def holdings(self, limit: int) -> tuple[list[Holding], bool]:
-        """Leases, fills, pins and requests; the flag tells that there are more than `limit`."""
+    def holdings(self, among: Namespaces, limit: int) -> tuple[list[Holding], bool]:
+        """Leases, fills, pins and requests in these namespaces; the flag tells that there are more than `limit`."""
         found: list[Holding] = []
         for holding in self._holdings():
+            if holding.ns not in among:
+                continue
             if len(found) == limit:
                 return found, True
             found.append(holding)
@@ -144,6 +148,7 @@ class Looking:
                 "lease",
                 lease.id,
                 lease.session,
+                lease.ns,
                 blocks,
                 units,
                 lease.begun_s,
@@ -153,19 +158,36 @@ class Looking:
         for fill in self._fills.open.values():
             units = held_units(books, fill)
             yield Holding(
-                "fill", fill.id, fill.session, 1, units, fill.begun_s, fill.expires_s, "open"
+                "fill",
+                fill.id,
+                fill.session,
+                fill.ns,
+                1,
+                units,
+                fill.begun_s,
+                fill.expires_s,
+                "open",
             )
         for pin in self._claims.pins.values():
             units = pin.units
             state = "hard" if pin.is_hard else "soft"
             yield Holding(
-                "pin", pin.id, pin.session, len(pin.rows), units, pin.begun_s, pin.expires_s, state
+                "pin",
+                pin.id,
+                pin.session,
+                pin.ns,
+                len(pin.rows),
+                units,
+                pin.begun_s,
+                pin.expires_s,
+                state,
             )
         for number, request in enumerate(self._claims.requests.values()):
             yield Holding(
                 "request",
                 number,
                 request.session,
+                request.ns,
                 len(request.path),
                 0,
                 request.begun_s,
@@ -173,12 +195,12 @@ class Looking:
                 "running",
             )
 
-    def tree_nodes(self, ns: NamespaceId | None, limit: int) -> tuple[list[TreeNode], bool]:
-        """Radix nodes, parents before their children where the tree lists them so."""
+    def tree_nodes(self, among: Namespaces, limit: int) -> tuple[list[TreeNode], bool]:
+        """Radix nodes of these namespaces, parents before their children where the tree lists them so."""
         found: list[TreeNode] = []
         for node in self._books.tree.nodes(0, 1 << 31):
             owner = int(self._books.blocks.ns[node.head])
-            if ns is not None and owner != ns:
+            if owner not in among:
                 continue
             if len(found) == limit:
                 return found, True

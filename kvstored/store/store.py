@@ -116,7 +116,12 @@ class Store:
         self.shell.apply()
         return pinned
 
-    def unpin(self, pin: int) -> bool:
+    def unpin(self, pin: int, tenant: str) -> bool:
+        """False for another tenant's, as if it were not there."""
+        ns = self.shell.catalog.pin_namespace(pin)
+        layout = None if ns is None else self.shell.layouts.get(ns)
+        if layout is None or layout.spec.tenant != tenant:
+            return False
         found = self.shell.catalog.unpin(pin, self.shell.now_s())
         self.shell.apply()
         return found

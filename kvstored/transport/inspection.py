@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from kvstored import __version__
 from kvstored.core.calls import Holding, TierUse
-from kvstored.core.types import UNIT_BYTES, Fingerprints, TierId
+from kvstored.core.types import UNIT_BYTES, Fingerprints, NamespaceId, TierId
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.store import Store
@@ -118,28 +118,29 @@ class Inspection:
         )
 
     async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:
-        """Of one namespace or of all; with keys only the nodes that begin with one of them."""
+        """Of one namespace or of all of the tenant; with keys only the nodes that begin with one of them."""
         shell = self._store.shell
         limit = min(request.nodes_max or NODES_MAX, NODES_MAX)
-        ns, wanted = None, set[tuple[int, int]]()
+        namespaces, wanted = self._namespaces(caller), set[tuple[int, int]]()
         if request.namespace:
             layout = self._asked.layout(request.namespace, caller)
-            ns = layout.id
+            namespaces = {layout.id}
             if request.HasField("keys"):
                 wanted = _names(keys_of(layout, request.keys).fingerprints)
-        nodes, is_cut = shell.catalog.tree_nodes(ns, limit)
+        nodes, is_cut = shell.catalog.tree_nodes(namespaces, limit)
         return pb.TreeResponse(
             nodes=[
                 tree_message(node, shell.layouts[node.ns])
                 for node in nodes
-                if node.ns in shell.layouts and (not wanted or node.head in wanted)
+                if not wanted or node.head in wanted
             ],
             cut=is_cut,
         )
 
     async def _leases(self, request: pb.LeasesRequest, caller: Caller) -> pb.LeasesResponse:
         limit = min(request.max or HOLDINGS_MAX, HOLDINGS_MAX)
-        holdings, is_cut = self._store.shell.catalog.holdings(limit)
+        catalog = self._store.shell.catalog
+        holdings, is_cut = catalog.holdings(self._namespaces(caller), limit)
         now_s = self._store.shell.now_s()
         leases = [self._holding_message(holding, now_s) for holding in holdings]
         return pb.LeasesResponse(leases=leases, cut=is_cut)
@@ -156,6 +157,10 @@ class Inspection:
             expires_in_s=holding.expires_s - now_s if holding.expires_s else 0.0,
             state=holding.state,
         )
+
+    def _namespaces(self, caller: Caller) -> set[NamespaceId]:
+        """The caller's: what other tenants have is not there for it."""
+        return {layout.id for layout, _ in self._store.registry.list(tenant=caller.tenant)}
 
     async def _explain(self, request: pb.ExplainRequest, caller: Caller) -> pb.ExplainResponse:
         layout = self._asked.layout(request.namespace, caller)

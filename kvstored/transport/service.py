@@ -284,7 +284,7 @@ class StoreService:
         return pb.PinResponse(pin=pinned.pin, blocks=pinned.blocks, bytes=pinned.bytes)
 
     async def _unpin(self, request: pb.UnpinRequest, caller: Caller) -> pb.UnpinResponse:
-        return pb.UnpinResponse(found=self._store.unpin(request.pin))
+        return pb.UnpinResponse(found=self._store.unpin(request.pin, caller.tenant))
 
     async def _prefetch(self, request: pb.PrefetchRequest, caller: Caller) -> pb.PrefetchResponse:
         session = self._asked.session(request.session, caller)

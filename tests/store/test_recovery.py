@@ -92,7 +92,7 @@ def test_the_tree_is_the_same_after_a_restart(tmp_path: Path) -> None:
         await recovered(later)
 
         def shape(each: World) -> list[tuple[object, ...]]:
-            nodes, is_cut = each.catalog.tree_nodes(layout.id, 999)
+            nodes, is_cut = each.catalog.tree_nodes([layout.id], 999)
             assert not is_cut
             return sorted((n.head, n.depth, n.blocks, n.children, n.tier_blocks) for n in nodes)
 

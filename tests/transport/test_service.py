@@ -475,6 +475,30 @@ def test_pins_keep_and_have_bounds(tmp_path: Path) -> None:
     serving(tmp_path, test)
 
 
+def test_a_tenant_sees_and_ends_its_own_holds_only(tmp_path: Path) -> None:
+    """Pins, leases and tree nodes were looked up by number or listed whole, whoever asked."""
+
+    async def test(peer: Peer) -> None:
+        await peer.put(range(4))
+        got = await peer.call("Acquire", peer.acquire(keys_of(range(4))))
+        request = pb.PinRequest(
+            session=peer.token, namespace=peer.digest, keys=keys_of(range(2)), ttl_s=60
+        )
+        unpin = pb.UnpinRequest(pin=(await peer.call("Pin", request)).pin)
+        theirs = await peer.call("Leases", pb.LeasesRequest(), STRANGER)
+        assert (len(theirs.leases), theirs.cut) == (0, False)
+        assert len((await peer.call("Leases", pb.LeasesRequest())).leases) == 2
+        assert not (await peer.call("Tree", pb.TreeRequest(nodes_max=1), STRANGER)).nodes
+        assert len((await peer.call("Tree", pb.TreeRequest())).nodes) == 1
+        assert not (await peer.call("Unpin", unpin, STRANGER)).found
+        assert (await peer.call("Unpin", unpin)).found
+        await peer.call(
+            "Release", pb.ReleaseRequest(session=peer.token, leases=pack_u64([got.lease]))
+        )
+
+    serving(tmp_path, test)
+
+
 def test_prefetch_is_a_job(tmp_path: Path) -> None:
     async def test(peer: Peer) -> None:
         for i in range(8):
