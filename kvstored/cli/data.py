@@ -236,7 +236,12 @@ def _readable(namespace: Namespace, keys: Keys, *, is_prefix: bool) -> Keys:
     show_default=True,
     help="How long it keeps them.",
 )
-@click.option("--hard", "is_hard", is_flag=True, help="In DRAM, not only in some tier.")
+@click.option(
+    "--hard",
+    "is_hard",
+    is_flag=True,
+    help="Also where nothing else can be evicted. Blocks stay in the tier where they are.",
+)
 @daemon_options
 @json_option
 def pin(

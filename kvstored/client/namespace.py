@@ -207,7 +207,10 @@ class Namespace:
     def pin(
         self, keys: Keys, *, ttl_s: int, hard: bool = False, timeout_s: float | None = None
     ) -> Pinned:
-        """Keeps the blocks and their ancestors for `ttl_s`; `hard`: in DRAM. The pin is the tenant's, it outlives the session."""
+        """Keeps the readable blocks and their ancestors for `ttl_s`. The pin is the tenant's, it outlives the session.
+
+        `hard`: also where nothing else can be evicted. It keeps blocks in the tier where they are: `prefetch` first what is to stay in DRAM.
+        """
         with self._link(timeout_s) as link:
             request = pb.PinRequest(
                 session=link.session.token,

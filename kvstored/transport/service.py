@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kvstored import __version__
+from kvstored.core.groups import valid_tokens_of
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
 from kvstored.errors import Busy, InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -204,6 +205,7 @@ class StoreService:
     async def _match(self, request: pb.MatchRequest, caller: Caller) -> pb.MatchResponse:
         layout = self._asked.layout(request.namespace, caller)
         keys = keys_of(layout, request.keys)
+        valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
         return match_message(self._store.match(layout, keys, request.last_valid_tokens))
 
     async def _locate(self, request: pb.LocateRequest, caller: Caller) -> pb.LocateResponse:
@@ -330,6 +332,8 @@ class StoreService:
         self, request: pb.CompleteRequestRequest, caller: Caller
     ) -> pb.CompleteRequestResponse:
         session = self._asked.session(request.session, caller)
+        if request.outcome not in (pb.CACHE, pb.DISCARD):
+            raise InvalidArgument(f"unknown outcome of a request: outcome={request.outcome}")
         is_discard = request.outcome == pb.DISCARD
         name = request_id_of(request.request_id)
         dropped = self._store.complete_request(session, name, discard=is_discard)

@@ -541,10 +541,11 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
                 session=peer.token, request_id=begun.request_id, keys=keys_of(range(2, 4))
             ),
         )
-        assert extended.blocks >= 0
-        complete = pb.CompleteRequestRequest(
-            session=peer.token, request_id=begun.request_id, outcome=pb.DISCARD
-        )
+        assert extended.blocks == 0, "the put on its behalf was told already"
+        complete = pb.CompleteRequestRequest(session=peer.token, request_id=begun.request_id)
+        complete.outcome = 7
+        await raises(InvalidArgument, peer.call("CompleteRequest", complete))
+        complete.outcome = pb.DISCARD
         assert (await peer.call("CompleteRequest", complete)).dropped_blocks == 2
         await raises(NotFound, peer.call("CompleteRequest", complete))
         match = pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(4)))
@@ -769,5 +770,9 @@ def test_a_partial_last_block_is_put_and_hit(tmp_path: Path) -> None:
             pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(2)), last_valid_tokens=4),
         )
         assert (found.hit_blocks, found.hit_tokens) == (2, BLOCK_TOKENS + 4)
+        too_many = pb.MatchRequest(
+            namespace=peer.digest, keys=keys_of(range(2)), last_valid_tokens=BLOCK_TOKENS + 1
+        )
+        await raises(InvalidArgument, peer.call("Match", too_many))
 
     serving(tmp_path, test)
