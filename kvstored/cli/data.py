@@ -1,14 +1,12 @@
-"""Commands on blocks: match, put, get, pin, unpin, prefetch, remove, clear."""
+"""Commands on blocks: match, put, get, remove, clear."""
 
-import math
 import sys
-import time
 from pathlib import Path
 
 import click
 
 from kvstored.cli.output import Command, ask, facts, json_option, progress, show, yes_option
-from kvstored.cli.params import DURATION, SIZE
+from kvstored.cli.params import SIZE
 from kvstored.cli.reach import (
     KeyWords,
     Target,
@@ -18,12 +16,11 @@ from kvstored.cli.reach import (
     opened,
 )
 from kvstored.cli.transfer import Shape, get_into, parts_of, put_from, sink_of, source_of
-from kvstored.client import Client, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
+from kvstored.client import GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.core.types import TierId
 from kvstored.errors import InvalidArgument, NoSpace, NotFound
 from kvstored.pb import kvstored_pb2 as pb
 
-_JOB_POLL_S = 0.05
 _PUT_WORDS = ("committed", "present", "in_progress", "no_space", "lost")
 
 
@@ -96,6 +93,12 @@ def match(*, namespace: str, words: KeyWords, target: Target, is_json: bool) -> 
     type=click.IntRange(1),
     help="With --block-bytes: tokens of a block.  [default: 256]",
 )
+@click.option(
+    "--supersede",
+    "is_superseding",
+    is_flag=True,
+    help="With --block-bytes: where NAMESPACE has another identity, retire that one and take its name.",
+)
 @_piece_options
 @daemon_options
 @json_option
@@ -106,6 +109,7 @@ def put(
     file: Path | None,
     block_bytes: int | None,
     block_tokens: int | None,
+    is_superseding: bool,
     groups: tuple[str, ...],
     shard: int,
     target: Target,
@@ -117,11 +121,15 @@ def put(
     """
     if words.reads_stdin and file is None:
         raise click.UsageError("--tokens @- and the blocks cannot both come from stdin: give --in")
-    if block_tokens is not None and block_bytes is None:
-        raise click.UsageError("--block-tokens goes with --block-bytes")
+    if block_bytes is None and (block_tokens is not None or is_superseding):
+        raise click.UsageError("--block-tokens and --supersede go with --block-bytes")
     with target.client() as client:
         spec = _simple_spec(namespace, block_bytes, block_tokens) if block_bytes else None
-        there = client.open_namespace(spec) if spec else opened(client, namespace)
+        there = (
+            client.open_namespace(spec, supersede=is_superseding)
+            if spec
+            else opened(client, namespace)
+        )
         keys = words.of(there)
         shape = Shape(there, groups)
         total = shape.total_bytes(keys)
@@ -139,7 +147,7 @@ def put(
 
 
 def _simple_spec(name: str, block_bytes: int, block_tokens: int | None) -> NamespaceSpec:
-    """One required group of opaque bytes; whoever puts the same way shares it."""
+    """One required group of opaque bytes, dtype `bytes`; whoever puts the same way shares it."""
     model, _, revision = name.partition("@")
     if not model or not revision:
         raise InvalidArgument(f"a new namespace is named model@revision: name={name!r}")
@@ -221,109 +229,6 @@ def _readable(namespace: Namespace, keys: Keys, *, is_prefix: bool) -> Keys:
     return keys[:count]
 
 
-# ---- pin, unpin, prefetch
-
-
-@click.command()
-@click.argument("namespace")
-@key_options
-@click.option(
-    "--ttl",
-    "ttl_s",
-    metavar="DURATION",
-    type=DURATION,
-    default="10min",
-    show_default=True,
-    help="How long it keeps them.",
-)
-@click.option(
-    "--hard",
-    "is_hard",
-    is_flag=True,
-    help="Also where nothing else can be evicted. Blocks stay in the tier where they are.",
-)
-@daemon_options
-@json_option
-def pin(
-    *,
-    namespace: str,
-    words: KeyWords,
-    ttl_s: float,
-    is_hard: bool,
-    target: Target,
-    is_json: bool,
-) -> None:
-    """Keep blocks and their ancestors for a while; prints the pin's number for unpin."""
-    with target.client() as client:
-        there = opened(client, namespace)
-        pinned = there.pin(words.of(there), ttl_s=math.ceil(ttl_s), hard=is_hard)
-    value = {"pin": str(pinned.pin), "blocks": pinned.blocks, "bytes": pinned.bytes}
-    show(value, lambda: facts(value), is_json=is_json)
-
-
-@click.command()
-@click.argument("pin", metavar="PIN", type=click.IntRange(1))
-@daemon_options
-@json_option
-def unpin(*, pin: int, target: Target, is_json: bool) -> None:
-    """End a pin before its time."""
-    with target.client() as client:
-        is_found = client.call("Unpin", pb.UnpinRequest(pin=pin), pb.UnpinResponse).found
-    if not is_found:
-        raise NotFound(f"no such pin, or it ended: pin={pin}; kvstored leases lists all")
-    show({"pin": str(pin), "found": True}, lambda: f"unpinned {pin}", is_json=is_json)
-
-
-@click.command()
-@click.argument("namespace")
-@key_options
-@click.option(
-    "--deadline",
-    "deadline_s",
-    metavar="DURATION",
-    type=DURATION,
-    default="0",
-    help="What is not loaded by then is not loaded.  [default: the daemon's]",
-)
-@click.option("--wait", "is_waited", is_flag=True, help="Until it is done.")
-@daemon_options
-@json_option
-def prefetch(
-    *,
-    namespace: str,
-    words: KeyWords,
-    deadline_s: float,
-    is_waited: bool,
-    target: Target,
-    is_json: bool,
-) -> None:
-    """Start loading blocks from disk into DRAM."""
-    with target.client() as client:
-        there = opened(client, namespace)
-        job = there.prefetch(words.of(there), deadline_s=deadline_s)
-        value: dict[str, object] = {"job": job.job, "blocks": job.blocks}
-        if is_waited:
-            ended = _job_ended(client, job.job, job.blocks, is_quiet=is_json)
-            value |= {
-                "state": pb.JobState.Name(ended.state).lower(),
-                "blocks_done": ended.blocks_done,
-                "blocks_failed": ended.blocks_failed,
-            }
-    show(value, lambda: facts(value), is_json=is_json)
-
-
-def _job_ended(client: Client, job: int, blocks: int, *, is_quiet: bool) -> pb.JobStatusResponse:
-    done = 0
-    with progress("prefetch", blocks, is_quiet=is_quiet) as advance:
-        while True:
-            status = client.call("JobStatus", pb.JobStatusRequest(job=job), pb.JobStatusResponse)
-            advance(status.blocks_done + status.blocks_failed - done)
-            done = status.blocks_done + status.blocks_failed
-            if status.state != pb.RUNNING:
-                return status
-            time.sleep(_JOB_POLL_S)
-
-
 # ---- remove, clear
 
 
@@ -365,4 +270,4 @@ def _show_blocks(what: str, blocks: int, *, is_json: bool) -> None:
     show({"blocks": blocks}, lambda: f"{what} {blocks} blocks", is_json=is_json)
 
 
-COMMANDS = (match, put, get, pin, unpin, prefetch, remove, clear)
+COMMANDS = (match, put, get, remove, clear)

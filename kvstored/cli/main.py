@@ -1,11 +1,14 @@
 """The `kvstored` command: a group whose commands are imported when they are called, and the one place where errors become exit codes."""
 
+import os
+import sys
 from collections.abc import Callable
 
 import click
 
 from kvstored import __version__
 from kvstored.cli.manual import ManualGroup
+from kvstored.cli.output import FAILED
 
 
 def _serve() -> tuple[click.Command, ...]:
@@ -50,6 +53,12 @@ def _data() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _keeping() -> tuple[click.Command, ...]:
+    from kvstored.cli.keeping import COMMANDS
+
+    return COMMANDS
+
+
 def _namespaces() -> tuple[click.Command, ...]:
     from kvstored.cli.namespaces import COMMANDS
 
@@ -88,9 +97,11 @@ _FAMILIES: dict[str, dict[str, Load]] = {
         **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
         "namespaces": _namespaces,
     },
-    "Blocks": dict.fromkeys(
-        ("match", "put", "get", "pin", "unpin", "prefetch", "remove", "clear"), _data
-    ),
+    "Blocks": {
+        **dict.fromkeys(("match", "put", "get"), _data),
+        **dict.fromkeys(("pin", "unpin", "prefetch"), _keeping),
+        **dict.fromkeys(("remove", "clear"), _data),
+    },
     "Namespaces": dict.fromkeys(("retire", "remove-namespace"), _namespaces),
     "Prove it": {"verify": _verify, "replay": _replay},
 }
@@ -115,4 +126,13 @@ def cli() -> None:
 
 
 def main() -> None:
-    cli(prog_name="kvstored")
+    try:
+        try:
+            cli(prog_name="kvstored")
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered would fail again at the interpreter's end, in words of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        click.echo(f"kvstored: input or output failed: {error}", err=True)
+        sys.exit(FAILED)

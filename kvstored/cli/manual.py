@@ -1,5 +1,6 @@
 """The manual: `kvstored --help` in sections, and the same text with every command as Markdown (docs/cli.md)."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 
 import click
@@ -16,11 +17,12 @@ EXAMPLES = (
     ("will it run here?", "kvstored doctor --dram 64GiB --disk 1TiB"),
     (
         "two blocks of 256 tokens, in a namespace made for it",
-        "seq 1 512 | kvstored put demo@1 --tokens @- --block-bytes 64KiB --in kv.bin",
+        "head -c 128KiB /dev/urandom > kv.bin",
     ),
+    ("", "seq 1 512 | kvstored put demo@1 --tokens @- --block-bytes 64KiB --in kv.bin"),
     ("how much of a prompt is there?", "seq 1 600 | kvstored match demo@1 --tokens @-"),
     ("read it back, verified", "seq 1 512 | kvstored get demo@1 --tokens @- --out kv.out"),
-    ("why did it miss?", "kvstored explain demo@1 --tokens @prompt.json"),
+    ("why did it miss?", "seq 1 600 | kvstored explain demo@1 --tokens @-"),
     ("a real trace against the daemon", "kvstored replay trace.jsonl --block-bytes 64KiB"),
     ("for scripts: every command has --json", "kvstored stat --json | jq .blocks"),
 )
@@ -54,6 +56,15 @@ class ManualGroup(click.Group):
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return [name for _, names in self.families for name in names]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            ctx.fail(f"no such command: {name!r}" + "".join(f"; did you mean {n}?" for n in near))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -1,4 +1,4 @@
-"""Types of flags: sizes, rates and durations with their units."""
+"""Types of flags and arguments: sizes, rates and durations with their units, pins."""
 
 from collections.abc import Callable
 
@@ -28,3 +28,20 @@ class _Quantity(click.ParamType[float]):
 SIZE = _Quantity("size", units.parse_size)
 RATE = _Quantity("rate", units.parse_rate)
 DURATION = _Quantity("duration", units.parse_duration)
+
+
+class _Pin(click.ParamType[int]):
+    name = "pin"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value)
+        if not text.isdecimal() or not int(text):
+            self.fail(
+                f"{text!r} is no pin; a pin is the number that kvstored pin printed, kvstored leases lists all"
+            )
+        return int(text)
+
+
+PIN = _Pin()

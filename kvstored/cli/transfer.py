@@ -115,20 +115,33 @@ def source_of(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def sink_of(file: Path | None) -> Iterator[BinaryIO]:
-    """The file, which is made or replaced only when all went well, or stdout."""
+    """The file, which is made or replaced only when all went well, or stdout. A device or a pipe is written to, not replaced."""
     if file is None or str(file) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if file.is_dir():
+        raise InvalidArgument(f"output is a directory: file={file}; name a file in it")
+    if file.exists() and not file.is_file():
+        with _writing(file), file.open("wb") as opened:
+            yield opened
+        return
     beside = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        with beside.open("xb") as opened:
-            yield opened
-        beside.replace(file)
-    except OSError as error:
-        raise InvalidArgument(f"output cannot be written: file={file} error={error}") from error
+        with _writing(file):
+            with beside.open("xb") as opened:
+                yield opened
+            beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(f"output cannot be written: file={file} error={error}") from error
 
 
 def _rows(content: bytes, part: Keys, shape: Shape) -> list[list[np.ndarray | None]]:

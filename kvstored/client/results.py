@@ -24,9 +24,14 @@ class PutResult:
         return self.status.count(FillStatus.COMMITTED)
 
     @property
+    def present(self) -> int:
+        """Keys that were there before."""
+        return self.status.count(FillStatus.PRESENT)
+
+    @property
     def stored(self) -> int:
         """Keys that are there now, by this put or before it."""
-        return self.committed + self.status.count(FillStatus.PRESENT)
+        return self.committed + self.present
 
 
 @dataclass(frozen=True, slots=True)

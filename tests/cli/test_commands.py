@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,32 @@ def test_get_writes_bytes_alone_to_stdout(name: str, stored: bytes) -> None:
 def test_a_second_put_finds_the_blocks_present(name: str, stored: bytes) -> None:
     outcome = put(name, stored)
     assert (outcome["present"], outcome["committed"]) == (3, 0)
+
+
+def test_output_to_a_directory_or_a_full_device_is_one_line(name: str, stored: bytes) -> None:
+    result = run("get", name, *TOKENS, "--out", ".")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "output is a directory" in result.stderr
+    result = run("get", name, *TOKENS, "--out", "/dev/full")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "No space left" in result.stderr
+    assert Path("/dev/full").is_char_device(), "not replaced by a file"
+
+
+@pytest.mark.parametrize("command", ["get", "tree", "--help"])
+def test_a_stdout_that_takes_nothing_is_one_line(name: str, stored: bytes, command: str) -> None:
+    arguments = {"get": ["get", name, *TOKENS], "tree": ["tree"]}.get(command, [command])
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "kvstored", *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert "No space left" in ended.stderr
 
 
 def test_token_ids_come_from_a_file_or_stdin(name: str, stored: bytes, tmp_path: Path) -> None:
@@ -175,8 +202,45 @@ def test_a_pin_is_listed_until_it_is_unpinned(name: str, stored: bytes) -> None:
     assert run("unpin", pinned["pin"]).exit_code == 66
 
 
+MORE = ("--tokens", "1,2,3,4,5,6,7,8,9,10,11,12")
+"""The first two blocks of TOKENS, and one that is not stored."""
+
+
+def test_a_pin_tells_how_many_of_the_blocks_it_holds(name: str, stored: bytes) -> None:
+    pinned = told("pin", name, *MORE)
+    assert (pinned["keys"], pinned["blocks"]) == (3, 2)
+    assert "2 of 3" in done("pin", name, *MORE).stdout
+
+
+def test_a_pin_of_nothing_is_not_found_and_makes_no_pin(name: str, stored: bytes) -> None:
+    before = told("stat")["pins"]
+    result = run("pin", name, "--tokens", "9,9,9,9")
+    assert (result.exit_code, result.stdout) == (66, "")
+    assert "nothing is pinned" in result.stderr
+    assert told("stat")["pins"] == before
+
+
+def test_what_is_no_pin_is_refused_with_what_one_is(daemon: Served) -> None:
+    result = run("unpin", "abc")
+    assert result.exit_code == 2
+    assert "'abc' is no pin; a pin is the number that kvstored pin printed" in result.stderr
+
+
 def test_prefetch_waits_for_its_job(name: str, stored: bytes) -> None:
     assert told("prefetch", name, *TOKENS, "--wait")["state"] == "done"
+
+
+def test_prefetch_tells_what_is_there_already_from_what_is_absent(name: str, stored: bytes) -> None:
+    told_ = told("prefetch", name, *MORE, "--wait")
+    assert (told_["keys"], told_["already_there"], told_["absent"], told_["blocks"]) == (3, 2, 1, 0)
+
+
+def test_put_supersedes_a_name_only_when_told_to(name: str, stored: bytes) -> None:
+    other = ("put", name, "--tokens", "1,2,3,4", "--block-bytes", "4KiB", "--block-tokens", "4")
+    assert run(*other, input=bytes(4096)).exit_code == 2
+    assert told(*other, "--supersede", input=bytes(4096))["committed"] == 1
+    states = [each["retired"] for each in told("namespaces")["namespaces"] if each["alias"] == name]
+    assert sorted(states) == [False, True]
 
 
 def test_stat_names_processes_and_tiers(daemon: Served, name: str, stored: bytes) -> None:
@@ -188,14 +252,22 @@ def test_stat_names_processes_and_tiers(daemon: Served, name: str, stored: bytes
     assert stat["blocks"] >= 3
     assert isinstance(stat["counters"], dict)
     text = done("stat").stdout
-    assert "dram" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert "-" not in rows["dram"]
+    assert "-" in rows["nvme"], "nothing is slower, so nothing is dirty"
+    assert "e+0" not in text, "counters are whole numbers"
     assert "16.0 MiB" in text
 
 
 def test_tree_draws_the_runs_of_a_namespace(name: str, stored: bytes) -> None:
     tree = told("tree", name)
     assert sum(node["blocks"] for node in tree["nodes"]) == 3
-    assert name in done("tree").stdout
+    text = done("tree", name).stdout
+    assert name in text
+    assert "fingerprint" in text
+    assert "depth 0: 3 blocks, 12 tokens" in text
+    told("remove", name, *keys(name)[1:])
+    assert "1 block, 4 tokens" in done("tree", name).stdout
 
 
 def test_locate_and_explain_tell_where_a_block_is_and_why_not(name: str, stored: bytes) -> None:
@@ -279,5 +351,43 @@ def test_events_follow_prints_one_object_a_line(name: str, daemon: Served) -> No
                 if kinds.count("stored") == 3:
                     break
             assert kinds[0] == "namespace_opened"
+        finally:
+            following.kill()
+
+
+def test_events_follow_over_a_restart_and_end_with_the_cursor(name: str, daemon: Served) -> None:
+    """It ended with the daemon's process."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvstored", "events", "--follow", "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as following:
+        assert following.stdout is not None
+        try:
+            put(name, bytes(BLOCK * 2 + BLOCK // 2))
+            assert json.loads(following.stdout.readline())["epoch"] > 0
+            before = told("stat")
+            ends = time.monotonic() + 20
+            os.kill(before["keeper_pid"], signal.SIGSTOP)
+            os.kill(before["daemon_pid"], signal.SIGKILL)
+            try:
+                assert following.stderr is not None
+                assert "the daemon is away" in following.stderr.readline()
+            finally:
+                os.kill(before["keeper_pid"], signal.SIGCONT)
+            while run("stat").exit_code or told("stat")["epoch"] == before["epoch"]:
+                assert time.monotonic() < ends
+                time.sleep(0.05)
+            told("clear", name, "--yes")
+            put(name, bytes(BLOCK * 2 + BLOCK // 2))
+            while json.loads(following.stdout.readline())["epoch"] == before["epoch"]:
+                assert time.monotonic() < ends
+            following.send_signal(signal.SIGINT)
+            _, errors = following.communicate(timeout=20)
+            epoch = told("stat")["epoch"]
+            assert errors.splitlines()[-1].startswith(f"--since {epoch}:")
+            assert following.returncode == 0
         finally:
             following.kill()

@@ -89,12 +89,14 @@ def test_a_bare_number_is_refused_with_an_example(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["bogus"], 2, "No such command 'bogus'"),
+        (["bogus"], 2, "no such command: 'bogus' (see"),
+        (["sttat"], 2, "no such command: 'sttat'; did you mean stat?"),
         (["match", "m@1"], 2, "name blocks by KEYs or by --tokens"),
         (["match", "m@1", "aa", "--tokens", "1"], 2, "one of the two"),
         (["match", "m@1", "--tokens", "1", "--parent", "aa"], 2, "--parent goes with KEYs"),
         (["clear"], 2, "--all"),
-        (["put", "m@1", "aa", "--block-tokens", "4"], 2, "goes with --block-bytes"),
+        (["put", "m@1", "aa", "--block-tokens", "4"], 2, "go with --block-bytes"),
+        (["put", "m@1", "aa", "--supersede"], 2, "go with --block-bytes"),
         (["put", "m@1", "--tokens", "@-"], 2, "cannot both come from stdin"),
         (["get", "m@1", "aa", "--json"], 2, "--json needs --out"),
         (["stat"], 69, "the daemon is not reachable"),
