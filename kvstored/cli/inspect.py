@@ -1,9 +1,8 @@
 """Commands that look inside a running daemon and change nothing: stat, tree, leases, explain, locate, events."""
 
 import json
-from contextlib import suppress
+import time
 from datetime import datetime
-from typing import NoReturn
 
 import click
 from rich.console import Group, RenderableType
@@ -24,11 +23,12 @@ from kvstored.cli.reach import (
 )
 from kvstored.client import Client
 from kvstored.core.types import TierId
-from kvstored.errors import InvalidArgument
+from kvstored.errors import InvalidArgument, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 
 _POLL_WAIT_MS = 10_000
 _EVENTS_MAX = 1024
+_RETRY_S = 0.2
 
 
 # ---- stat
@@ -60,8 +60,12 @@ def _stat_text(answer: pb.StatResponse) -> Group:
             f"{answer.requests} requests by {answer.sessions} sessions",
         }
     )
-    counters = facts({name: f"{value:g}" for name, value in sorted(answer.counters.items())})
+    counters = facts({name: _count(name, n) for name, n in sorted(answer.counters.items())})
     return Group(head, "", _tiers_text(answer), "", counters)
+
+
+def _count(name: str, count: float) -> str:
+    return units.format_about(count) if "bytes" in name.partition(":")[0] else f"{count:.0f}"
 
 
 def _tiers_text(answer: pb.StatResponse) -> Table:
@@ -71,10 +75,12 @@ def _tiers_text(answer: pb.StatResponse) -> Table:
     )
     for tier in answer.tiers:
         share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
+        # below the slowest tier there is none that a copy could lack
+        dirty = "-" if tier is answer.tiers[-1] else str(tier.dirty_copies)
         made.add_row(
             *(tier.name, tier.state),
             *map(units.format_about, (tier.capacity_bytes, tier.granted_bytes, tier.used_bytes)),
-            *(f"{share:.1%}", str(tier.copies), str(tier.dirty_copies)),
+            *(f"{share:.1%}", str(tier.copies), dirty),
             *map(
                 units.format_about, (tier.leased_bytes, tier.pinned_bytes, tier.quarantined_bytes)
             ),
@@ -131,9 +137,13 @@ def _node_text(node: pb.TreeNode) -> str:
     )
     held = f", held {node.holds}x" if node.holds else ""
     return (
-        f"{node.head_fingerprint.hex()[:12]} depth {node.depth_blocks}: {node.blocks} blocks, {node.tokens} tokens "
-        f"({tiers or 'no copy'}), {node.heat}, {node.hits} hits{held}"
+        f"fingerprint {node.head_fingerprint.hex()[:12]}, depth {node.depth_blocks}: {_counted(node.blocks, 'block')}, "
+        f"{_counted(node.tokens, 'token')} ({tiers or 'no copy'}), {node.heat}, {_counted(node.hits, 'hit')}{held}"
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 @click.command()
@@ -244,21 +254,36 @@ def events(*, follow: bool, since: str | None, target: Target, is_json: bool) ->
         if not follow:
             _print_kept(client, epoch, cursor, is_json=is_json)
             return
-        with suppress(KeyboardInterrupt):
-            _print_coming(client, epoch, cursor, is_json=is_json)
+        _print_coming(client, epoch, cursor, is_json=is_json)
 
 
+_AWAY = "kvstored: the daemon is away, waiting for it"
 _LOST = "kvstored: some events are gone: the ring is bounded, or the daemon was restarted"
 
 
-def _print_coming(client: Client, epoch: int, cursor: int, *, is_json: bool) -> NoReturn:
-    while True:
-        answer = _poll(client, epoch, cursor, wait_ms=_POLL_WAIT_MS)
-        epoch, cursor = answer.epoch, answer.cursor
-        if answer.lost:
-            click.echo(_LOST, err=True)
-        for event in answer.events:
-            click.echo(json.dumps(as_json(event)) if is_json else _event_text(event))
+def _print_coming(client: Client, epoch: int, cursor: int, *, is_json: bool) -> None:
+    """Until interrupted. A daemon that is away is waited for, as long as it has answered once: its successor has another epoch."""
+    is_away = has_answered = False
+    try:
+        while True:
+            try:
+                answer = _poll(client, epoch, cursor, wait_ms=_POLL_WAIT_MS)
+            except Unavailable:
+                if not has_answered:
+                    raise
+                if not is_away:
+                    click.echo(_AWAY, err=True)
+                is_away = True
+                time.sleep(_RETRY_S)
+                continue
+            is_away, has_answered = False, True
+            epoch, cursor = answer.epoch, answer.cursor
+            if answer.lost:
+                click.echo(_LOST, err=True)
+            for event in answer.events:
+                click.echo(json.dumps(as_json(event)) if is_json else _event_text(event))
+    except KeyboardInterrupt:
+        click.echo(_continues(epoch, cursor), err=True)
 
 
 def _print_kept(client: Client, epoch: int, cursor: int, *, is_json: bool) -> None:
@@ -279,7 +304,11 @@ def _print_kept(client: Client, epoch: int, cursor: int, *, is_json: bool) -> No
         click.echo(_LOST, err=True)
     for event in kept:
         click.echo(_event_text(event))
-    click.echo(f"--since {epoch}:{cursor} continues here", err=True)
+    click.echo(_continues(epoch, cursor), err=True)
+
+
+def _continues(epoch: int, cursor: int) -> str:
+    return f"--since {epoch}:{cursor} continues here"
 
 
 def _poll(client: Client, epoch: int, cursor: int, *, wait_ms: int) -> pb.PollEventsResponse:
