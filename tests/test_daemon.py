@@ -244,6 +244,17 @@ def test_a_disk_that_cannot_be_used_leaves_dram_serving(folder: Path) -> None:
         assert stat.tiers[1].capacity_bytes == 256 << 20
 
 
+def test_a_client_that_falls_silent_holds_nothing_for_long(folder: Path) -> None:
+    """The lease of its last get lived for the default of 30 s, and kept what it had copied long ago from being evicted."""
+    with kept(folder) as keeper, Client(keeper.address) as client:
+        namespace = client.open_namespace(SPEC)
+        keys = namespace.keys(range(16 * BLOCKS))
+        namespace.put(keys, contents())
+        check(namespace.get(keys).blocks)
+        (lease,) = client.call("Leases", pb.LeasesRequest(), pb.LeasesResponse).leases
+        assert 0 < lease.expires_in_s <= 10
+
+
 def test_metrics_are_served_with_what_the_store_counted(folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

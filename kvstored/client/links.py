@@ -12,6 +12,7 @@ from kvstored.client.copying import Bytes
 from kvstored.client.results import Block, GetResult
 from kvstored.client.rows import Rows
 from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 
 Response = TypeVar("Response", bound=Message)
@@ -78,3 +79,10 @@ class Transport(Protocol):
 
     def forked(self) -> None:
         """In the child of a fork: lets go of what the parent uses, without a word to the daemon."""
+
+
+def milliseconds(seconds_s: float) -> int:
+    """As messages have times."""
+    if not 0 <= seconds_s < 4_000_000:
+        raise InvalidArgument(f"a time is out of range seconds={seconds_s}")
+    return round(seconds_s * 1000)

@@ -41,6 +41,9 @@ Response = TypeVar("Response", bound=Message)
 _RIDING_BYTES_MAX = 256 << 20
 """A lease on more does not wait for the next Acquire: it would keep that much from being evicted until then."""
 
+_COPY_LEASE_MS = 10_000
+"""Lease of a copying get, beside the time of its loads. A client that falls silent after it holds nothing for longer."""
+
 
 class LocalTransport:
     """The local channel, the mapped segments and the copying threads of one client in one process."""
@@ -210,6 +213,7 @@ class LocalDataLink:
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         """Acquire, copy, verify; the release rides on the next Acquire unless it holds much memory."""
+        call.request.lease_ttl_ms = _COPY_LEASE_MS + call.request.deadline_ms
         answer = self._acquire(call, timeout_s)
         try:
             acquired = self._unpacked(call, answer, timeout_s)

@@ -7,7 +7,7 @@ from typing import Protocol
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
 from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
-from kvstored.client.links import GetCall, Leased, Link, PutPart
+from kvstored.client.links import GetCall, Leased, Link, PutPart, milliseconds
 from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
 from kvstored.client.rows import (
     Rows,
@@ -21,7 +21,7 @@ from kvstored.client.rows import (
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.types import Match, NamespaceSpec
-from kvstored.errors import InvalidArgument, KvstoredError, LeaseLost
+from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
@@ -242,7 +242,7 @@ class Namespace:
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 tier=tier,
-                deadline_ms=_ms(deadline_s),
+                deadline_ms=milliseconds(deadline_s),
             )
             answer = link.call("Prefetch", request, pb.PrefetchResponse, self._timeout_s(timeout_s))
         return Job(answer.job, answer.blocks)
@@ -345,7 +345,7 @@ class Namespace:
             groups=selection.mask,
             sizes=pack_u64(sizes_of(sources)),
             last_valid_tokens=keys.last_valid_tokens,
-            fill_ttl_ms=_ms(fill_ttl_s),
+            fill_ttl_ms=milliseconds(fill_ttl_s),
             request_id=request_id,
             ends_path=ends_path,
         )
@@ -365,9 +365,9 @@ class Namespace:
             shard=shard,
             keys=checked(keys).message(),
             groups=selection.mask,
-            lease_ttl_ms=_ms(ttl_s),
+            lease_ttl_ms=milliseconds(ttl_s),
             no_wait=not wait,
-            deadline_ms=_ms(load_deadline_s),
+            deadline_ms=milliseconds(load_deadline_s),
         )
         return GetCall(request, len(keys), len(selection.groups))
 
@@ -391,13 +391,7 @@ class Namespace:
             request = pb.RenewRequest(
                 session=link.session.token,
                 leases=pack_u64([leased.lease]),
-                lease_ttl_ms=_ms(ttl_s),
+                lease_ttl_ms=milliseconds(ttl_s),
             )
             answer = link.call("Renew", request, pb.RenewResponse, self._client.timeout_s)
         return not any(answer.lost)
-
-
-def _ms(seconds_s: float) -> int:
-    if not 0 <= seconds_s < 4_000_000:
-        raise InvalidArgument(f"a time is out of range seconds={seconds_s}")
-    return round(seconds_s * 1000)
