@@ -53,6 +53,7 @@ class Reason(StrEnum):
     FILL_LOST = "fill-lost"
     INCOMPLETE = "incomplete"
     RECOVERING = "recovering"
+    WRONG_NAMESPACE = "wrong-namespace"
     NO_SPACE = "no-space"
     IO_ERROR = "io-error"
     UNKNOWN = "unknown"

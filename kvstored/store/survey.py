@@ -5,13 +5,14 @@ skipped, one that is there and wrong is dropped from the books.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvstored.core.calls import Fingerprint, Reason, Verdict
 from kvstored.core.keys import fingerprint
+from kvstored.core.namespace import alias
 from kvstored.core.types import Extent, Layout, Place, TierId
 from kvstored.core.usage import copy_at
 from kvstored.errors import Corrupt, KvstoredError
@@ -55,6 +56,16 @@ class Survey:
     def explain(self, layout: Layout, key: bytes) -> Verdict:
         shell = self._shell
         return shell.catalog.explain(layout.id, fingerprint(key, layout.seed), shell.now_s())
+
+    def elsewhere(self, others: Iterable[tuple[Layout, bytes]]) -> Verdict | None:
+        """The first of these namespaces in which its key is stored: who asks meant another one."""
+        for layout, key in others:
+            verdict = self.explain(layout, key)
+            if verdict.reason is None:
+                name = f"{alias(layout.spec)} (digest {layout.digest.hex()[:12]})"
+                text = f"stored in another namespace: {name}"
+                return Verdict(Reason.WRONG_NAMESPACE, (), verdict.at_s, text)
+        return None
 
     async def verify(self, digest: bytes, cursor: int, pieces_max: int) -> Verified:
         """Read and check up to `pieces_max` stored pieces of a namespace (empty digest: of all), DRAM first, then NVMe."""

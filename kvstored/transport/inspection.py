@@ -1,15 +1,15 @@
 """The methods that look inside: stat, tree, leases, explain, verify, events."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 
 from kvstored import __version__
-from kvstored.core.calls import Holding, TierUse
-from kvstored.core.types import UNIT_BYTES, Fingerprints, NamespaceId, TierId
+from kvstored.core.calls import Holding, Reason, TierUse
+from kvstored.core.types import UNIT_BYTES, Fingerprints, KeyBatch, Layout, NamespaceId, TierId
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.store import Store
@@ -167,12 +167,23 @@ class Inspection:
         keys = keys_of(layout, request.keys)
         if len(keys) > EXPLAIN_KEYS_MAX:
             raise InvalidArgument(f"too many keys: keys={len(keys)} max={EXPLAIN_KEYS_MAX}")
+        others = [
+            (other, keys_of(other, request.keys))
+            for other, _ in self._store.registry.list(tenant=caller.tenant)
+            if other.id != layout.id
+        ]
         return pb.ExplainResponse(
-            keys=[
-                explanation_message(keys.key(i), self._store.survey.explain(layout, keys.key(i)))
-                for i in range(len(keys))
-            ]
+            keys=[self._explanation(layout, keys, others, i) for i in range(len(keys))]
         )
+
+    def _explanation(
+        self, layout: Layout, keys: KeyBatch, others: Sequence[tuple[Layout, KeyBatch]], i: int
+    ) -> pb.Explanation:
+        survey = self._store.survey
+        verdict = survey.explain(layout, keys.key(i))
+        if verdict.reason in (Reason.NEVER_STORED, Reason.UNKNOWN):
+            verdict = survey.elsewhere((other, k.key(i)) for other, k in others) or verdict
+        return explanation_message(keys.key(i), verdict)
 
     async def _verify(self, request: pb.VerifyRequest, caller: Caller) -> pb.VerifyResponse:
         digest = request.namespace

@@ -599,6 +599,27 @@ def test_stat_tree_leases_and_explain(tmp_path: Path) -> None:
     serving(tmp_path, test)
 
 
+def test_a_key_of_another_namespace_is_explained_by_that_namespace(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        right = peer.digest
+        salted = keys_of(range(1), extra_keys=[b"salt"])
+        reserved = await peer.call("Reserve", peer.reserve(salted))
+        await peer.call("Commit", peer.filled(reserved, range(1)))
+        await peer.put(range(2))
+        await peer.begin(namespace_of(revision="2"))
+        assert peer.digest != right
+        for keys in (keys_of(range(1)), salted):
+            request = pb.ExplainRequest(namespace=peer.digest, keys=keys)
+            (explained,) = (await peer.call("Explain", request)).keys
+            assert (explained.verdict, list(explained.tiers)) == ("wrong-namespace", [])
+            assert f"model@1 (digest {right.hex()[:12]})" in explained.text
+        missing = pb.ExplainRequest(namespace=peer.digest, keys=keys_of(range(7, 8)))
+        (explained,) = (await peer.call("Explain", missing)).keys
+        assert explained.verdict == "never-stored"
+
+    serving(tmp_path, test)
+
+
 def test_verify_pages_through_all_tiers(tmp_path: Path) -> None:
     async def test(peer: Peer) -> None:
         await peer.put(range(5))
