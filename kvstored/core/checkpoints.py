@@ -3,7 +3,8 @@
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.columns import READY
-from kvstored.core.types import Part
+from kvstored.core.history import Forgotten
+from kvstored.core.types import Part, TierId
 
 LOOKS_MAX = 4096
 """Copies that one call looks at; the rest waits for the next."""
@@ -25,6 +26,9 @@ def expire_checkpoints(books: Books, now_s: float) -> int:
         if due_s > now_s:
             books.lifetimes.watch(copy, due_s)
             continue
+        fingerprint = books.fingerprint(int(copies.block[copy]))
+        line = Forgotten(Reason.EXPIRED, TierId(int(copies.tier[copy])), now_s)
         books.drop_copy(copy, Reason.EXPIRED, now_s)
+        books.history.lapse(fingerprint, line)
         ended += 1
     return ended

@@ -21,6 +21,7 @@ class History:
 
     def __init__(self, lines_max: int) -> None:
         self._lines: OrderedDict[Fingerprint, Forgotten] = OrderedDict()
+        self._lapsed: OrderedDict[Fingerprint, Forgotten] = OrderedDict()
         self._lines_max = lines_max
 
     @property
@@ -40,3 +41,13 @@ class History:
 
     def get(self, fingerprint: Fingerprint) -> Forgotten | None:
         return self._lines.get(fingerprint)
+
+    def lapse(self, fingerprint: Fingerprint, line: Forgotten) -> None:
+        """Window and state of a block went by their age: the block itself is still there."""
+        self._lapsed[fingerprint] = line
+        self._lapsed.move_to_end(fingerprint)
+        if len(self._lapsed) > self._lines_max:
+            self._lapsed.popitem(last=False)
+
+    def lapsed(self, fingerprint: Fingerprint) -> Forgotten | None:
+        return self._lapsed.get(fingerprint)

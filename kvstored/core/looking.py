@@ -14,7 +14,7 @@ from kvstored.core.fills import Fills, held_units
 from kvstored.core.groups import checkpoint_tokens
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import KeyBatch, Match, NamespaceId, Rows, TierId
+from kvstored.core.types import KeyBatch, Match, NamespaceId, Part, Rows, TierId
 
 Namespaces = Collection[NamespaceId]
 
@@ -73,7 +73,7 @@ class Looking:
         block = books.index.find_one(fingerprint)
         if block >= 0 and books.blocks.ns[block] == ns:
             if books.blocks.fast[block] != NOT_READABLE:
-                return self._stored(block)
+                return self._stored(block, now_s)
             if any(books.copies.state[copy] == FILLING for copy in books.copies_of(block)):
                 return Verdict(
                     Reason.INCOMPLETE,
@@ -97,10 +97,11 @@ class Looking:
             )
         return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored since the daemon started")
 
-    def _stored(self, block: int) -> Verdict:
+    def _stored(self, block: int, now_s: float) -> Verdict:
         books = self._books
         parts: list[str] = []
         tiers: set[TierId] = set()
+        has_checkpoint = False
         for copy in books.copies_of(block):
             if books.copies.state[copy] != READY:
                 continue
@@ -109,6 +110,13 @@ class Looking:
             readers = int(books.copies.readers[copy])
             parts.append(
                 f"part {int(books.copies.part[copy])} in {tier.name.lower()} readers={readers}"
+            )
+            has_checkpoint |= int(books.copies.part[copy]) == Part.CHECKPOINT
+        gone = books.history.lapsed(books.fingerprint(block))
+        if gone is not None and not has_checkpoint:
+            age_s = now_s - gone.at_s
+            parts.append(
+                f"window and state {gone.reason} from {gone.tier.name.lower()} {age_s:.1f} s ago"
             )
         held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
         text = f"stored: {'; '.join(parts)}; heat={books.heat(block).name.lower()} hits={hits} holds={held}"
