@@ -15,15 +15,18 @@ from kvstored.core.keys import fingerprint
 from kvstored.core.namespace import alias
 from kvstored.core.types import Extent, Layout, Place, TierId
 from kvstored.core.usage import copy_at
-from kvstored.errors import Corrupt, KvstoredError
+from kvstored.errors import Corrupt
 from kvstored.store.lane import Urgency
 from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch, ref_of
-from kvstored.tiers.record import Record, State
+from kvstored.tiers.record import State
 
 CURSORS_MAX = 256
 """Verifications that may be under way; a tier's own cursor does not fit the wire, and a forgotten one begins anew."""
 _BYTES_A_CALL = 256 << 20
+"""Of work in a lane: a fraction of a second."""
+_BYTES_A_READ = 16 << 20
+"""Of memory that a verification of the disk takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Survey:
         batch = await lane.submit(lambda: source.scan(at, pieces_max), Urgency.BACKGROUND)
         pieces = [piece for piece in pieces_of(batch) if digest in (b"", piece.digest)]
         bad: list[_Piece] = []
-        for group in _cut(pieces):
+        for group in _cut(pieces, _BYTES_A_CALL):
             check = self._bad_in_arena if tier is TierId.DRAM else self._bad_on_disk
             bad.extend(await lane.submit(lambda: check(group), Urgency.BACKGROUND))  # noqa: B023 - awaited in the same turn
         for piece in bad:
@@ -124,13 +127,17 @@ class Survey:
 
     def _bad_on_disk(self, pieces: Sequence[_Piece]) -> list[_Piece]:
         """In the lane. What fails twice is bad; between the two reads a piece that moved is not found any more."""
-        suspects = [piece for piece in pieces if _is_corrupt(self._read(piece))]
-        return [piece for piece in suspects if _is_corrupt(self._read(piece))]
+        return self._corrupt_among(self._corrupt_among(pieces))
 
-    def _read(self, piece: _Piece) -> Record | KvstoredError:
-        target = np.empty(piece.length, dtype=np.uint8)
+    def _corrupt_among(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """Many in one read of the tier: piece by piece, those of 16 KiB came at less than half the speed."""
         disk = self._shell.tiers.tier(TierId.NVME)
-        return disk.read([(piece.ref, piece.place, [target])])[0]
+        bad: list[_Piece] = []
+        for part in _cut(pieces, _BYTES_A_READ):
+            items = [(each.ref, each.place, [np.empty(each.length, np.uint8)]) for each in part]
+            results = zip(part, disk.read(items), strict=True)
+            bad += [each for each, result in results if isinstance(result, Corrupt)]
+        return bad
 
     def _drop(self, piece: _Piece, tier: TierId) -> None:
         """The copy of this piece in this tier, if the books still have it there."""
@@ -182,18 +189,14 @@ def places_of(batch: ScanBatch) -> list[Place]:
     return places
 
 
-def _cut(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Groups that a lane reads in a fraction of a second each."""
+def _cut(pieces: Sequence[_Piece], bytes_max: int) -> list[list[_Piece]]:
+    """Groups of about so many bytes, none of them empty."""
     groups: list[list[_Piece]] = []
     room = 0
     for piece in pieces:
         if room < piece.length or not groups:
             groups.append([])
-            room = _BYTES_A_CALL
+            room = bytes_max
         groups[-1].append(piece)
         room -= piece.length
     return groups
-
-
-def _is_corrupt(result: Record | KvstoredError) -> bool:
-    return isinstance(result, Corrupt)
