@@ -39,10 +39,6 @@ class Notifier:
         """Takes NOTIFY_SOCKET away, so that no child talks to this process's manager by accident."""
         return cls(environ.pop("NOTIFY_SOCKET", None))
 
-    @property
-    def is_heard(self) -> bool:
-        return self._address is not None
-
     def ready(self, status: str = "") -> None:
         self.send([("READY", "1"), *([("STATUS", status)] if status else [])])
 
@@ -51,9 +47,6 @@ class Notifier:
 
     def stopping(self) -> None:
         self.send([("STOPPING", "1")])
-
-    def main_pid(self, pid: int) -> None:
-        self.send([("MAINPID", str(pid))])
 
     def store(self, name: str, fd: int) -> bool:
         """Has the manager keep a duplicate of `fd` under `name` for the next start; the caller keeps its own."""

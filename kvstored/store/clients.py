@@ -120,12 +120,6 @@ class Clients:
         elif not self._orphans:
             self._end_writers([EARLIER])
 
-    def close_all(self) -> None:
-        """The books end with nothing open. Not for a restart: what sessions hold must look held to the next daemon."""
-        for session in self.sessions:
-            self.close(session)
-        self.stop_watching()
-
     def stop_watching(self) -> None:
         self.writers.close()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstored.core.namespace import Namespaces, Opened
-from kvstored.core.types import Layout, NamespaceId, NamespaceSpec
+from kvstored.core.types import Layout, NamespaceSpec
 from kvstored.errors import Busy, Corrupt, InvalidArgument, NotFound, Unavailable
 from kvstored.store.events import EventKind
 from kvstored.store.shell import Shell
@@ -143,10 +143,6 @@ class Registry:
             except BaseException:
                 self._is_unsaved = True
                 raise
-
-    def digest_of(self, ns: NamespaceId) -> bytes:
-        layout = self._shell.layouts.get(ns)
-        return layout.digest if layout else b""
 
     def _add(self, layout: Layout) -> None:
         self._shell.layouts[layout.id] = layout

@@ -30,7 +30,6 @@ class Session:
     pid: int
     resume_ttl_s: float
     is_detached: bool
-    opened_s: float
     expires_s: float
     connections: set[int] = field(default_factory=set)
 
@@ -70,7 +69,6 @@ class Sessions:
             pid=pid,
             resume_ttl_s=resume_ttl_s,
             is_detached=is_detached,
-            opened_s=now_s,
             expires_s=now_s + resume_ttl_s,
         )
         self._by_token[session.token] = session

@@ -2,7 +2,6 @@
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from kvstored.tiers.base import Views
 
@@ -32,7 +31,3 @@ def copy(source: Views, target: Views) -> None:
             filled += count
             if count < len(part):
                 remaining.append(part[count:])
-
-
-def as_view(raw: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
-    return np.frombuffer(raw, dtype=np.uint8)

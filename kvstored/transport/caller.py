@@ -17,8 +17,6 @@ class Caller:
     uid: int
     gid: int
     tenant: str
-    trusted: bool
-    """Same user as the daemon, or root: the gRPC front is such a caller, and may act for others."""
 
 
 class Service(Protocol):

@@ -141,7 +141,6 @@ class LocalServer:
             uid=uid,
             gid=gid,
             tenant=self._tenant_of(uid, gid),
-            trusted=uid in (0, os.getuid()),
         )
         connection = _Connection(self.service, sock, caller, self.limits)
         self._connections[caller.connection_id] = connection

@@ -77,11 +77,6 @@ def check_keys(packed_bytes: int, key_bytes: int) -> int:
     return count
 
 
-def unpack_keys(packed: bytes, key_bytes: int) -> list[bytes]:
-    count = check_keys(len(packed), key_bytes)
-    return [packed[i * key_bytes : (i + 1) * key_bytes] for i in range(count)]
-
-
 def pack_u64(values: Sequence[int] | U64S) -> bytes:
     return np.asarray(values, dtype="<u8").tobytes()
 

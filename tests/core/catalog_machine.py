@@ -1,6 +1,6 @@
 """The state machine of the catalog: how it begins, fills and leases."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from tests.core.catalog_compare import (
 )
 from tests.core.desk import BLOCK_TOKENS, UNIT, Namer, layouts_of
 from tests.core.oracle_claims import FullOracle
+from tests.core.oracle_rows import Fill, Lease
 
 small = st.integers(0, 1 << 16)
 
@@ -81,6 +82,12 @@ class CatalogMachine(ComparingMachine):
     def path(self, path: int, length: int) -> tuple[str, ...]:
         keys = self.pick(PATHS, path)
         return keys[: 1 + length % len(keys)]
+
+    def owner(self, rights: Mapping[int, Fill | Lease], pick: int, stranger: int) -> int:
+        """The session of a right; now and then another one."""
+        if stranger % 8 == 0:
+            return self.pick(self.sessions, stranger // 8)
+        return self.pick(list(rights.values()), pick).session
 
     def fills_of(self, session: int) -> list[int]:
         return [id_ for id_, fill in self.oracle.fills.items() if fill.session == session]
@@ -204,7 +211,7 @@ class CatalogMachine(ComparingMachine):
     @precondition(lambda self: self.is_begun and self.oracle.fills)
     @rule(session=small, pick=small, count=small, is_lost=small)
     def commit(self, session: int, pick: int, count: int, is_lost: int) -> None:
-        session = self.pick(self.sessions, session)
+        session = self.owner(self.oracle.fills, pick, session)
         mine = self.fills_of(session) or list(self.oracle.fills)
         fills = mine[pick % len(mine) :][: 1 + count % 3]
         if not is_lost % 4:
@@ -221,9 +228,9 @@ class CatalogMachine(ComparingMachine):
     @precondition(lambda self: self.is_begun and self.oracle.fills)
     @rule(session=small, pick=small)
     def abort(self, session: int, pick: int) -> None:
-        session = self.pick(self.sessions, session)
+        session = self.owner(self.oracle.fills, pick, session)
         id_ = self.pick(list(self.oracle.fills), pick)
-        self.catalog.abort(session, [id_], self.now_s)
+        self.catalog.abort(SessionId(session), [id_], self.now_s)
         if self.oracle.fills[id_].session == session:
             self.oracle.end_fill(id_, self.now_s, keep=False)
         self.compare()
@@ -322,16 +329,19 @@ class CatalogMachine(ComparingMachine):
     @precondition(lambda self: self.is_begun and self.oracle.leases)
     @rule(session=small, pick=small, renew=st.booleans(), ttl=small)
     def release_or_renew(self, session: int, pick: int, renew: bool, ttl: int) -> None:
-        session = self.pick(self.sessions, session)
+        session = self.owner(self.oracle.leases, pick, session)
         id_ = self.pick(list(self.oracle.leases), pick)
         is_mine = self.oracle.leases[id_].session == session
         if renew:
             ttl_s = float(1 + ttl % 40)
-            assert self.catalog.renew(session, [id_], ttl_s, self.now_s) == [not is_mine]
+            assert self.catalog.renew(SessionId(session), [id_], ttl_s, self.now_s) == [not is_mine]
             if is_mine:
                 self.oracle.leases[id_].expires_s = self.now_s + ttl_s
         else:
-            assert self.catalog.release(session, [id_, 1], self.now_s) == [not is_mine, True]
+            assert self.catalog.release(SessionId(session), [id_, 1], self.now_s) == [
+                not is_mine,
+                True,
+            ]
             if is_mine:
                 self.oracle.end_lease(id_, self.now_s, keep=False)
         self.compare()

@@ -17,11 +17,13 @@ class MovingMachine(CatalogMachine):
     """Copies between tiers. `put`, `put_more`, `read` and `write_down` do what a life mostly consists of."""
 
     @precondition(lambda self: self.is_begun)
-    @rule(ns=small, path=small, length=small)
-    def put(self, ns: int, path: int, length: int) -> None:
-        """Whole blocks of all shards, committed."""
+    @rule(ns=small, path=small, length=small, mask=small)
+    def put(self, ns: int, path: int, length: int, mask: int) -> None:
+        """Whole blocks of all shards, or some window and state groups of them, committed."""
         namer, session = self.pick(self.namers, ns), self.sessions[0]
         groups = list(range(len(namer.layout.spec.groups)))
+        if mask % 3 == 0:
+            groups = self.groups_of(namer, mask >> 2, keep_required=True)
         for shard in range(namer.layout.spec.shards):
             before = set(self.oracle.fills)
             keys = self.path(path, length)
@@ -32,8 +34,8 @@ class MovingMachine(CatalogMachine):
     @precondition(lambda self: self.is_begun)
     @rule(ns=small, path=small, length=small)
     def put_more(self, ns: int, path: int, length: int) -> None:
-        self.put(ns, path, length)
-        self.put(ns + 1, path + 1, length)
+        self.put(ns, path, length, 1)
+        self.put(ns + 1, path + 1, length, 1)
 
     @precondition(lambda self: self.is_begun and self.oracle.blocks)
     @rule(block=small, ttl=small, shard=small)

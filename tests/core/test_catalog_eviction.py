@@ -4,7 +4,7 @@ import numpy as np
 
 from kvstored.core.calls import Acquire, FillStatus, Reason, StoredPiece
 from kvstored.core.types import TierId
-from tests.core.desk import BLOCK_TOKENS, LINEAR, STATE, Desk, spec_of
+from tests.core.desk import BLOCK_TOKENS, LINEAR, STATE, Desk, Namer, layouts_of, spec_of
 
 DRAM, NVME = TierId.DRAM, TierId.NVME
 GRANTED, NO_SPACE = FillStatus.GRANTED, FillStatus.NO_SPACE
@@ -190,6 +190,17 @@ def test_room_is_made_from_the_high_watermark_down_to_the_low_one() -> None:
     assert desk.catalog.make_room(DRAM, desk.now_s) == 4
     assert [reason for _, reason in desk.gone()] == [Reason.WATERMARK] * 4
     assert desk.catalog.make_room(DRAM, desk.now_s) == 0
+
+
+def test_a_budget_that_has_outgrown_its_share_gives_way_to_the_other() -> None:
+    plain, hybrid = spec_of("plain"), spec_of("state", LINEAR, STATE)
+    desk = Desk(plain, dram=8, checkpoint_share=0.5)
+    desk.put("abcdefgh")
+    late = Namer(layouts_of(plain, hybrid)[1])
+    desk.catalog.add_namespace(late.layout)  # from now on half of the tier is for states
+    desk.namers.append(late)
+    assert desk.put("s", ns=1, groups=[1]) == [GRANTED]
+    assert [name for name, _ in desk.gone()] == ["h", "g"]
 
 
 # ---- between tiers

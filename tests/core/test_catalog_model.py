@@ -46,7 +46,7 @@ PLAIN = spec_of("plain")
 SINKS = spec_of("sinks", LINEAR, sink_tokens=BLOCK_TOKENS)
 MUTABLE = spec_of("mutable", LINEAR, mutable=True)
 HYBRID = spec_of("hybrid", LINEAR, SPARSE, STATE, WINDOW)
-SHARDS = spec_of("shards", LINEAR, SHARDED, SHARDED_STATE, tp=2)
+SHARDS = spec_of("shards", LINEAR, SHARDED, SHARDED_STATE, BLOB, tp=2)
 BLOBS = spec_of("blobs", SPARSE, BLOB, LINEAR, STATE, sink_tokens=1)
 
 PROFILES = {
@@ -67,7 +67,7 @@ PROFILES = {
     ),
     "shards": Profile(
         (SHARDS, PLAIN),
-        tuple(tier(DRAM, units, checkpoint_share=0.4, lease_share=0.9) for units in (5, 8, 12)),
+        tuple(tier(DRAM, units, checkpoint_share=0.4, lease_share=0.9) for units in (6, 9, 14)),
         (tier(NVME, 7, checkpoint_share=0.4),),
     ),
     "all": Profile(

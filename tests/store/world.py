@@ -222,7 +222,9 @@ class World:
         """Sessions closed and time passed: no fill, lease, task, flight, quarantine or queued work is left."""
         self.disk.faults = NO_FAULTS
         await self.settle()
-        self.store.clients.close_all()
+        for session in self.store.clients.sessions:
+            self.store.clients.close(session)
+        self.store.clients.stop_watching()
         self.clock.advance(3600.0)
         await self.janitor.expire_once()
         await self.settle()

@@ -11,6 +11,7 @@ import re
 import signal
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -161,7 +162,9 @@ class FakeService:
 
     def names(self, digest: bytes, keys: pb.Keys) -> list[tuple[bytes, bytes]]:
         self.namespace(digest)
-        return [(digest, key) for key in packing.unpack_keys(keys.packed, keys.key_bytes)]
+        count = packing.check_keys(len(keys.packed), keys.key_bytes)
+        cuts = [i * keys.key_bytes for i in range(count + 1)]
+        return [(digest, keys.packed[a:b]) for a, b in pairwise(cuts)]
 
     # ---- put
 

@@ -32,10 +32,8 @@ from kvstored.wire.packing import PackedPieces, pack_u64, unpack_pieces, unpack_
 from tests.store.world import BLOCK_BYTES, BLOCK_TOKENS, World, content_of, running
 
 KEY_BYTES = 32
-CALLER = Caller(
-    connection_id=7, pid=0, uid=os.getuid(), gid=os.getgid(), tenant="default", trusted=True
-)
-STRANGER = Caller(connection_id=8, pid=0, uid=12345, gid=12345, tenant="other", trusted=False)
+CALLER = Caller(connection_id=7, pid=0, uid=os.getuid(), gid=os.getgid(), tenant="default")
+STRANGER = Caller(connection_id=8, pid=0, uid=12345, gid=12345, tenant="other")
 
 
 class Peer:
