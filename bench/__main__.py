@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "allocator": (),
     "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),
+    "catalog_scale": ("--blocks", "200000"),
 }
 """By name: the arguments that keep it short."""
 
