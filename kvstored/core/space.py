@@ -106,6 +106,8 @@ class Space:
         )
 
     def use(self) -> list[TierUse]:
+        """In the slowest tier no copy is dirty: there is none below that it could lack."""
+        slowest = max(self.books)
         return [
             TierUse(
                 tier=tier,
@@ -113,7 +115,7 @@ class Space:
                 granted_units=book.granted,
                 used_units=sum(book.used),
                 copies=book.copies,
-                dirty_copies=book.dirty,
+                dirty_copies=0 if tier is slowest else book.dirty,
                 leased_units=book.leased,
                 pinned_units=book.pinned,
                 quarantined_units=book.quarantined,
