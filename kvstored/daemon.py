@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from kvstored import logs
 from kvstored.clock import SystemClock
@@ -19,6 +20,7 @@ from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError
 from kvstored.metrics_server import MetricsServer
 from kvstored.notify import Notifier, listen_fds
+from kvstored.statedir import read_status
 from kvstored.store.growth import Grower
 from kvstored.store.janitor import Janitor
 from kvstored.store.recovery import Found, Recovery
@@ -65,6 +67,7 @@ class Daemon:
         self._begun_s = 0.0
         around = Surroundings(
             keeper_pid=parts.keeper_pid,
+            front_pid=lambda: _front_pid(config.state_dir),
             policy=config.policy,
             state=lambda: self._state,
             uptime_s=lambda: asyncio.get_running_loop().time() - self._begun_s,
@@ -266,6 +269,13 @@ class Daemon:
         for lane in (self._parts.tiers.arena_lane, self._parts.tiers.disk_lane):
             for queue, depth in lane.depths().items():
                 self._shell.metrics.queue_depth_jobs[queue].set(depth)
+
+
+def _front_pid(state_dir: Path) -> int:
+    """The keeper tells: the front itself is known here only once it served someone."""
+    status = read_status(str(state_dir))
+    front = status.children.get("front") if status is not None else None
+    return front.pid if front is not None else 0
 
 
 def _first(errors: BaseExceptionGroup[KvstoredError]) -> KvstoredError:

@@ -50,16 +50,12 @@ class Clients:
         self.writers = Writers(self._died)
         self._closed: list[_Closed] = []
         self._orphans: set[int] = set()
-        self.front_pid = 0
-        """Process of the gRPC front: the one whose sessions are detached. 0 before it served anyone."""
 
     def open(self, peer: Peer, wish: Wish) -> tuple[Session, bool]:
         """A new session, or the one that `resume_token` names while it lives (then True): a token that has ended is no error."""
         found = self.sessions.find(wish.resume_token, tenant=peer.tenant)
         session = found or self._opened(peer, wish)
-        if wish.is_detached:
-            self.front_pid = peer.pid
-        else:
+        if not wish.is_detached:
             self.sessions.tie(session, peer.connection)
         return session, found is not None
 

@@ -42,6 +42,8 @@ class Surroundings:
     """What the daemon knows and the store does not. `broken`: configured bytes of tiers that could not be used at this start."""
 
     keeper_pid: int
+    front_pid: Callable[[], int]
+    """0 where none runs."""
     policy: str
     state: Callable[[], str]
     uptime_s: Callable[[], float]
@@ -72,7 +74,7 @@ class Inspection:
             version=__version__,
             daemon_pid=os.getpid(),
             keeper_pid=self._around.keeper_pid,
-            front_pid=self._store.clients.front_pid,
+            front_pid=self._around.front_pid(),
             epoch=shell.events.epoch,
             uptime_s=self._around.uptime_s(),
             state=self._around.state(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstored.statedir import read_status
 from tests.cli.conftest import Served, done, told
 
 BLOCK = 8192
@@ -39,6 +40,13 @@ def test_restart_replaces_daemon_and_front_and_dram_stays(served: Served) -> Non
     assert after["keeper_pid"] == before["keeper_pid"]
     assert after["daemon_pid"] != before["daemon_pid"]
     assert done("get", "m@1", *TOKENS).stdout_bytes == content
+
+
+def test_stat_names_the_front_before_it_served_anyone(served: Served) -> None:
+    """It was 0 until the first call over gRPC."""
+    status = read_status(str(served.state_dir))
+    assert status is not None
+    assert told("stat")["front_pid"] == status.children["front"].pid > 0
 
 
 def test_put_and_get_over_grpc_are_those_over_the_socket(served: Served, tmp_path: Path) -> None:

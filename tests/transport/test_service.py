@@ -43,6 +43,7 @@ class Peer:
         self.world = World(tmp_path, **sizes)
         self.world.grow()
         around = Surroundings(
+            front_pid=lambda: 0,
             keeper_pid=1,
             policy="lru",
             state=lambda: "ready",
