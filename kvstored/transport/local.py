@@ -5,10 +5,7 @@ service's. Whatever a peer sends, the worst that happens is that its connection 
 """
 
 import asyncio
-import os
 import socket
-import stat
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +14,17 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstored import logs
 from kvstored.errors import (
-    ConfigError,
     DeadlineExceeded,
     InvalidArgument,
     KvstoredError,
 )
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.caller import Caller, Service
+from kvstored.transport.sockets import credentials, listen
 from kvstored.wire.frames import (
     HEADER,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
-    SOCKET_PATH_BYTES_MAX,
     frame,
 )
 from kvstored.wire.methods import BY_NUMBER, Method
@@ -84,7 +80,7 @@ class LocalServer:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Binds and listens. The caller holds the state directory's lock, so a socket that lies at `path` is a dead daemon's."""
         assert self._listener is None, "started twice"
-        self._listener = _listen(self._path, self._mode)
+        self._listener = listen(self._path, self._mode)
         self._tasks = tasks
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
@@ -134,7 +130,7 @@ class LocalServer:
             sock.close()
             return
         self._last_id += 1
-        pid, uid, gid = _credentials(sock)
+        pid, uid, gid = credentials(sock)
         caller = Caller(
             connection_id=self._last_id,
             pid=pid,
@@ -370,32 +366,3 @@ def _parsed(method: Method, payload: bytes) -> Message:
 
 def _failed(number: int, call: int, error: KvstoredError) -> bytes:
     return frame(number, status_of(error).number, call, failure_of(error).SerializeToString())
-
-
-def _listen(path: Path, mode: int) -> socket.socket:
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ConfigError(
-            f"the socket's path is too long bytes={len(os.fsencode(path))} "
-            f"max={SOCKET_PATH_BYTES_MAX} path={path}; set `socket` to a shorter one"
-        )
-    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"something that is no socket lies at path={path}")
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        # Linux takes the file's mode from the socket: it is never open wider, not even between bind and chmod.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(os.fspath(path))
-        path.chmod(mode)
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"the socket cannot be made path={path}: {error}") from error
-    return listener
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", packed)
-    return pid, uid, gid

@@ -21,7 +21,7 @@ from kvstored.errors import (
     Unavailable,
 )
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.transport.local import _listen
+from kvstored.transport.sockets import listen
 from kvstored.wire import status
 from kvstored.wire.frames import HEADER, PAYLOAD_BYTES_MAX, frame
 from kvstored.wire.methods import BY_NAME
@@ -280,17 +280,17 @@ class TestClientOfABadDaemon:
 class TestListening:
     def test_a_path_too_long_or_taken_is_said(self, tmp_path: Path) -> None:
         with pytest.raises(KvstoredError, match="too long bytes="):
-            _listen(Path("/tmp/" + "x" * 120), 0o600)
+            listen(Path("/tmp/" + "x" * 120), 0o600)
         with tempfile.TemporaryDirectory(prefix="kvs") as folder:
             file = Path(folder) / "s"
             file.write_text("mine")
             with pytest.raises(KvstoredError, match="no socket"):
-                _listen(file, 0o600)
+                listen(file, 0o600)
             assert file.read_text() == "mine"
 
     def test_a_dead_daemon_s_socket_is_replaced_and_the_mode_is_as_asked(self) -> None:
         with tempfile.TemporaryDirectory(prefix="kvs") as folder:
             path = Path(folder) / "s"
-            _listen(path, 0o600).close()
-            with _listen(path, 0o660):
+            listen(path, 0o600).close()
+            with listen(path, 0o660):
                 assert path.stat().st_mode & 0o777 == 0o660
