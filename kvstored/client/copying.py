@@ -4,7 +4,7 @@ numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview a
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -101,29 +101,29 @@ def _runs(pieces: Sequence[Piece], count: int, total_bytes: int) -> list[Sequenc
 
 def _copy_in(piece: Piece) -> int:
     hasher = xxhash.xxh3_64()
-    offset = 0
-    for run in piece.shared:
-        for start in range(0, run.size, _STEP_BYTES):
-            target = run[start : start + _STEP_BYTES]
-            source = piece.private[offset : offset + target.size]
-            np.copyto(target, source)
-            hasher.update(source.data)
-            offset += target.size
+    for private, shared in _steps(piece):
+        np.copyto(shared, private)
+        hasher.update(private.data)
     return hasher.intdigest()
 
 
 def _copy_out(piece: Piece) -> int:
     """Hashes the private copy: what the daemon's memory holds a moment later does not matter."""
     hasher = xxhash.xxh3_64()
+    for private, shared in _steps(piece):
+        np.copyto(private, shared)
+        hasher.update(private.data)
+    return hasher.intdigest()
+
+
+def _steps(piece: Piece) -> Iterator[tuple[Bytes, Bytes]]:
+    """Private and shared side of every step, in order."""
     offset = 0
     for run in piece.shared:
         for start in range(0, run.size, _STEP_BYTES):
-            source = run[start : start + _STEP_BYTES]
-            target = piece.private[offset : offset + source.size]
-            np.copyto(target, source)
-            hasher.update(target.data)
-            offset += source.size
-    return hasher.intdigest()
+            shared = run[start : start + _STEP_BYTES]
+            yield piece.private[offset : offset + shared.size], shared
+            offset += shared.size
 
 
 def _copy_out_unchecked(piece: Piece) -> int:
