@@ -16,6 +16,10 @@ from kvstored.sim.report import Result, as_json, offline_setup, plot, table
 from kvstored.sim.traces import Trace, open_trace
 
 TIER_NAMES = {"dram": TierId.DRAM, "nvme": TierId.NVME}
+_FILLED = (
+    "kvstored: blocks of an earlier replay were there already and count as hits; "
+    "kvstored namespaces names the namespace, kvstored clear empties it"
+)
 LIVE_ONLY = {"address": "--address", "block_bytes": "--block-bytes", "clients": "--clients"}
 LIVE_ONLY |= {"speed": "--speed"}
 OFFLINE_ONLY = {"policy": "--policy", "capacity_blocks": "--capacity-blocks", "tiers": "--tiers"}
@@ -137,9 +141,12 @@ def replay(
     else:
         options = LiveOptions(int(block_bytes), speed, clients, limit)
         done = _live(source, options, target, is_quiet=is_json)
+    show(as_json(done), lambda: table(done), is_json=is_json)
     if picture is not None:
         plot(done, picture)
-    show(as_json(done), lambda: table(done), is_json=is_json)
+        click.echo(f"kvstored: the plot is in {picture}", err=True)
+    if done.setup.blocks_before:
+        click.echo(_FILLED, err=True)
     if done.wrong_blocks:
         ctx.exit(FAILED)
 

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from kvstored.client import Client, Keys, Namespace
 from kvstored.core.keys import root
+from kvstored.core.namespace import digest
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.sim.keys import Content, trace_namespace
 from kvstored.sim.live import LiveOptions, drive
@@ -59,6 +60,7 @@ def replay_live(
 
     with connect() as watcher:
         before = watcher.call("Stat", pb.StatRequest(), pb.StatResponse)
+        blocks_before = blocks_of(watcher, digest(spec))
         begun_s = perf_counter()
         recorder = drive(trace, options, store, advance)
         elapsed_s = perf_counter() - begun_s
@@ -71,9 +73,17 @@ def replay_live(
         block_bytes=options.block_bytes,
         clients=options.clients,
         capacity_blocks=None,
+        tiers=tuple(tier.name for tier in after.tiers if tier.state != "off"),
+        blocks_before=blocks_before,
     )
     evicted = evicted_copies(after) - evicted_copies(before)
     return result(setup, recorder, evicted_blocks=max(0, evicted), elapsed_s=elapsed_s)
+
+
+def blocks_of(client: Client, namespace: bytes) -> int:
+    """What a namespace holds; 0 where it is not open."""
+    answer = client.call("ListNamespaces", pb.ListNamespacesRequest(), pb.ListNamespacesResponse)
+    return sum(each.blocks for each in answer.namespaces if each.digest == namespace)
 
 
 def evicted_copies(stat: pb.StatResponse) -> int:

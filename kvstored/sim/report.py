@@ -17,7 +17,10 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What was replayed, on what. `capacity_blocks` None: without bound (offline), or the daemon's own (live)."""
+    """What was replayed, on what. `capacity_blocks` None: without bound (offline), or the daemon's own (live).
+
+    `tiers`: those that there are. `blocks_before`: what the namespace held already, which hits of the replay then find.
+    """
 
     trace: str
     mode: str
@@ -26,6 +29,8 @@ class Setup:
     block_bytes: int
     clients: int
     capacity_blocks: dict[str, int] | None
+    tiers: tuple[str, ...] = ("dram",)
+    blocks_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ def offline_setup(
     capacity: dict[str, int] | None = None
     if capacity_blocks is not None:
         capacity = {tier.name.lower(): blocks for tier, blocks in capacity_blocks.items()}
-    return Setup(trace.name, "offline", policy, trace.block_tokens, 0, 1, capacity)
+    tiers = tuple(capacity or ("dram",))
+    return Setup(trace.name, "offline", policy, trace.block_tokens, 0, 1, capacity, tiers)
 
 
 def result(setup: Setup, recorder: Recorder, *, evicted_blocks: int, elapsed_s: float) -> Result:
@@ -101,7 +107,7 @@ def as_json(done: Result) -> Json:
         "put_bytes": done.put_bytes,
         "elapsed_s": round(done.elapsed_s, 3),
         "latencies": {name: asdict(value) for name, value in done.latencies.items()},
-        "buckets": [_bucket_json(bucket) for bucket in done.buckets],
+        "buckets": [_bucket_json(bucket) for bucket in done.buckets if bucket.requests],
     }
 
 
@@ -114,6 +120,7 @@ def table(done: Result) -> Table:
     for name, text in (
         ("policy", done.setup.policy),
         ("capacity", _capacity(done.setup)),
+        *([("blocks before", f"{done.setup.blocks_before:,}")] if done.setup.blocks_before else []),
         ("requests", f"{done.requests:,}  ({done.requests / seconds:,.0f}/s)"),
         ("blocks", f"{done.blocks:,}"),
         ("hit blocks", f"{done.hit_blocks:,}"),
@@ -121,6 +128,8 @@ def table(done: Result) -> Table:
     ):
         view.add_row(name, text)
     for tier, blocks in _by_tier(done.hits).items():
+        if tier not in done.setup.tiers:
+            continue
         view.add_row(f"  from {tier}", f"{blocks:,}  ({blocks / max(done.blocks, 1):.4f})")
     view.add_row("put blocks", f"{done.put_blocks:,}")
     view.add_row("evicted blocks", f"{done.evicted_blocks:,}")
@@ -158,6 +167,11 @@ def plot(done: Result, path: Path) -> None:
     latency.set(xlabel="trace time, minutes", ylabel="request latency, ms")
     if busy:
         latency.set_yscale("log")
+        # 0.5, not 5 x 10^-1; between the decades 2 and 5 alone
+        latency.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        latency.yaxis.set_minor_formatter(
+            lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""
+        )
     latency.legend(loc="upper left")
     try:
         figure.savefig(path, dpi=120)

@@ -62,12 +62,17 @@ def test_the_table_names_the_figures() -> None:
     assert outcome.exit_code == 0
     assert "block hit ratio" in outcome.stdout
     assert "0.4211" in outcome.stdout
+    assert "from dram" in outcome.stdout
+    assert "from nvme" not in outcome.stdout, "there is no such tier"
+    assert "from nvme" in run("--offline", "--tiers", "dram=4,nvme=100").stdout
 
 
 def test_plot_writes_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib (extra `plot`) is not installed")
     picture = tmp_path / "picture.png"
-    assert run("--offline", "--plot", str(picture)).exit_code == 0
+    outcome = run("--offline", "--plot", str(picture))
+    assert outcome.exit_code == 0
+    assert f"the plot is in {picture}" in outcome.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

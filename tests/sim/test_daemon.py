@@ -73,6 +73,22 @@ def test_one_client_hits_what_the_oracle_hits(address: str, tmp_path: Path) -> N
     assert figures["hit_blocks"] == hits
     assert figures["put_blocks"] == len(oracle.stored)
     assert (figures["wrong_blocks"], figures["lost_blocks"]) == (0, 0)
+    assert figures["blocks_before"] == 0
+
+
+def test_a_second_replay_says_that_the_first_one_s_blocks_were_there(
+    address: str, tmp_path: Path
+) -> None:
+    """Its hit ratio of 1 looked like the trace's."""
+    trace = random_kvt1(tmp_path / "trace", seed=5, requests=10)
+    first = replayed(address, trace.path, "--block-bytes", "4KiB")
+    arguments = [str(trace.path), "--address", address, "--block-bytes", "4KiB"]
+    again = CliRunner().invoke(replay, arguments)
+    assert "of an earlier replay" in again.stderr
+    assert (
+        replayed(address, trace.path, "--block-bytes", "4KiB")["blocks_before"]
+        == first["put_blocks"]
+    )
 
 
 def test_several_clients_on_a_full_daemon_read_no_wrong_byte(address: str, tmp_path: Path) -> None:

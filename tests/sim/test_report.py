@@ -36,6 +36,8 @@ def test_the_json_object_holds_the_promised_figures() -> None:
     assert figures["capacity_blocks"] == {"dram": 4}
     assert figures["tier_hit_blocks"] == {"hbm": 0, "dram": 8, "nvme": 0, "remote": 0}
     assert figures["read_bytes"] == 8 * 4096
+    assert figures["buckets"]
+    assert all(bucket["requests"] for bucket in figures["buckets"]), "none that is empty"
 
 
 def test_limit_ends_the_replay_early() -> None:
