@@ -31,6 +31,7 @@ from kvstored.core.types import (
     SessionId,
     TierId,
 )
+from kvstored.machine import give_back_free_memory
 
 PROMPT, TURNS, LENGTH = 16, 12, 40
 FAMILY = PROMPT + TURNS * LENGTH
@@ -83,6 +84,7 @@ class Tier:
             self.catalog.recover_many(self.tier, self.ns, _columns(rows), self.now_s)
         self.catalog.recovery_done(self.tier, self.now_s)
         self.catalog.drain()
+        give_back_free_memory()  # as the daemon does
 
     def reserve(self, keys: KeyBatch, parents: Parents) -> Reserve:
         return Reserve(

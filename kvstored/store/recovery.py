@@ -16,6 +16,7 @@ from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import PieceRow, Recovered
 from kvstored.core.types import Extent, Heat, Layout, Place, TierId
 from kvstored.errors import KvstoredError
+from kvstored.machine import give_back_free_memory
 from kvstored.store.lane import Lane, Urgency
 from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
@@ -97,6 +98,7 @@ class Recovery:
             cursor, is_done = batch.cursor, batch.done
         found.dropped += shell.catalog.recovery_done(tier, shell.now_s())
         shell.apply()
+        give_back_free_memory()
         shell.counts["recovered_copies", tier.name.lower()] += found.kept
         return found
 
