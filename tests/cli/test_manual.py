@@ -14,8 +14,6 @@ from tests.cli.conftest import done, run
 ROOT = Path(__file__).parents[2]
 assert isinstance(cli, ManualGroup)
 NAMES = cli.list_commands(click.Context(cli))
-WITHOUT_JSON = {"serve"}
-"""It prints no result."""
 
 
 def command(name: str) -> click.Command:
@@ -49,7 +47,7 @@ def test_every_command_explains_itself_and_its_flags(name: str) -> None:
     for param in found.params:
         if isinstance(param, click.Option):
             assert param.help, param.name
-    assert ("--json" in done(name, "--help").stdout) == (name not in WITHOUT_JSON)
+    assert "--json" in done(name, "--help").stdout
 
 
 def test_every_class_of_error_has_one_exit_code() -> None:

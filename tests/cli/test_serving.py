@@ -1,7 +1,10 @@
 """The whole of it: keeper, daemon and gRPC front, as `serve` starts them with the usual settings."""
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstored.statedir import read_status
-from tests.cli.conftest import Served, done, told
+from tests.cli.conftest import ROOT, Served, done, told
 
 BLOCK = 8192
 PUT = ("--block-bytes", "8KiB", "--block-tokens", "4")
@@ -40,6 +43,30 @@ def test_restart_replaces_daemon_and_front_and_dram_stays(served: Served) -> Non
     assert after["keeper_pid"] == before["keeper_pid"]
     assert after["daemon_pid"] != before["daemon_pid"]
     assert done("get", "m@1", *TOKENS).stdout_bytes == content
+
+
+def test_with_json_every_line_of_every_process_is_an_object_on_stdout() -> None:
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        state = Path(folder) / "state"
+        state.mkdir()
+        environment = {**Served(state).environment, "KVSTORED_LISTEN": f"unix:{folder}/front"}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvstored", "serve", "--json", "--log-format", "console"],
+            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        lines = []
+        while [each["event"] for each in lines].count("child ready") < 2:
+            lines.append(json.loads(process.stdout.readline()))
+        process.terminate()
+        rest, errors = process.communicate(timeout=30)
+    lines += map(json.loads, rest.splitlines())
+    assert {"keeper", "kvstored.daemon"} <= {each["logger"] for each in lines}
+    assert errors == b""
+    assert process.returncode == 0
 
 
 def test_stat_names_the_front_before_it_served_anyone(served: Served) -> None:
