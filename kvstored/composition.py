@@ -1,10 +1,11 @@
 """How the parts of a daemon are put together from its configuration. Blocks, and starts the lanes' threads; no loop is needed yet."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstored import __version__, errors, logs, machine
+from kvstored import config as settings
 from kvstored.clock import Clock
 from kvstored.codec.frame import Codec
 from kvstored.config import Config
@@ -80,6 +81,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
             background_max=DISK_BACKGROUND_MAX,
         ),
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
+        relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
     )
     catalog = Catalog(
@@ -99,11 +101,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     loaded = registry.load(config.state_dir)
     if loaded.fault:
         log.warning("starting without namespaces", fault=loaded.fault)
-    limits = store_limits(config)
-    known = Registry(
-        shell, loaded.namespaces, config.state_dir, piece_bytes_max=limits.piece_bytes_max
-    )
-    store = Store(shell, known, limits)
+    known = Registry(shell, loaded.namespaces, config.state_dir)
+    store = Store(shell, known, store_limits(config))
     return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
 
 
@@ -128,31 +127,27 @@ def next_epoch(state_dir: Path, clock: Clock) -> int:
 
 
 def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
-    shares = config.limits
-    dram = TierLimits(
-        TierId.DRAM,
-        config.dram.capacity_bytes // UNIT_BYTES,
-        high=config.dram.high,
-        low=config.dram.low,
-        checkpoint_share=shares.checkpoint_share,
-        sink_share=shares.sink_share,
-        lease_share=shares.lease_share,
-        pin_share=shares.pin_share,
-    )
+    dram = _tier_limits(config, TierId.DRAM, config.dram)
     if not has_disk:
         return [dram]
-    nvme = TierLimits(
-        TierId.NVME,
-        config.disk.capacity_bytes // UNIT_BYTES,
-        high=config.disk.high,
-        low=config.disk.low,
+    nvme = _tier_limits(config, TierId.NVME, config.disk)
+    return [dram, replace(nvme, admit_hits=config.disk.admit_hits)]
+
+
+def _tier_limits(
+    config: Config, tier: TierId, section: settings.Dram | settings.Disk
+) -> TierLimits:
+    shares = config.limits
+    return TierLimits(
+        tier,
+        section.capacity_bytes // UNIT_BYTES,
+        high=section.high,
+        low=section.low,
         checkpoint_share=shares.checkpoint_share,
         sink_share=shares.sink_share,
         lease_share=shares.lease_share,
         pin_share=shares.pin_share,
-        admit_hits=config.disk.admit_hits,
     )
-    return [dram, nvme]
 
 
 def core_limits(config: Config) -> Limits:
@@ -173,8 +168,6 @@ def store_limits(config: Config) -> StoreLimits:
     return StoreLimits(
         fill_ttl_s=limits.fill_ttl_s,
         lease_ttl_s=limits.lease_ttl_s,
-        lease_ttl_max_s=limits.lease_ttl_max_s,
-        pin_ttl_max_s=limits.pin_ttl_max_s,
         resume_ttl_s=limits.resume_ttl_s,
         quarantine_s=limits.quarantine_s,
         load_deadline_s=limits.load_deadline_s,

@@ -65,6 +65,7 @@ FACTS: Final[Mapping[str, Fact]] = {
     "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
     "corrupt_copies": Fact("corrupt_copies", "Copies dropped for a wrong checksum.", ("tier",)),
     "discard_failures": Fact("discard_failures", "Records on NVMe that could not be removed."),
+    "relink_failures": Fact("relink_failures", "Parents learned late that NVMe records lack."),
     "fingerprint_collisions": Fact("fingerprint_collisions", "Reads whose full key differed."),
     "expired": Fact("expired", "Things whose time ran out.", ("kind",)),
     "recovered_copies": Fact("recovered_copies", "Copies found again at start.", ("tier",)),

@@ -313,7 +313,18 @@ class Leased:
     leased: bool
 
 
-Effect = Freed | Visible | Leased
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The parent of a stored block became known: the records of its copies in this tier name it from now on."""
+
+    tier: TierId
+    fingerprint: Fingerprint
+    parent: Fingerprint
+    depth: int
+    pieces: tuple[PieceRow, ...]
+
+
+Effect = Freed | Visible | Leased | Linked
 
 
 @dataclass(frozen=True, slots=True)

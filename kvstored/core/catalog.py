@@ -173,7 +173,10 @@ class Catalog:
         return self._fills.reserve(call, now_s)
 
     def replace_if(self, call: Reserve, generations: Sequence[int], now_s: float) -> Reserved:
-        """Reserve over what is there, if every key has the given generation (0: absent). Readers of the old keep it."""
+        """Reserve over what is there, if every key has the given generation (0: absent, and nobody is writing it).
+
+        Readers of the old keep it; new ones miss until the commit, also when the writer never comes to it.
+        """
         self._know(call.session)
         if not self.books.layouts[call.ns].spec.mutable:
             raise Conflict("blocks of this namespace are immutable: declare it mutable")
@@ -181,6 +184,9 @@ class Catalog:
         for i, (now, then) in enumerate(zip(current.tolist(), generations, strict=True)):
             if now != then:
                 raise Conflict(f"generation moved on: index={i} current={now} given={then}")
+        for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
+            if row >= 0 and self._is_being_put(row):
+                raise Conflict(f"somebody is writing it: index={i}")
         return self._fills.replace(call, now_s)
 
     def commit(
@@ -387,6 +393,16 @@ class Catalog:
     def _readable(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
         fast = self.books.blocks.fast
         return [row for row in self._known_rows(ns, keys) if fast[row] != NOT_READABLE]
+
+    def _is_being_put(self, block: int) -> bool:
+        """A fill is open on it, or shards of it are still to come."""
+        copies = self.books.copies
+        return any(
+            copies.tier[copy] == int(TierId.DRAM)
+            and copies.state[copy] == FILLING
+            and not self._carriage.is_target(copy)
+            for copy in self.books.copies_of(block)
+        )
 
     def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
         """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit."""

@@ -15,18 +15,19 @@ from kvstored.core.calls import (
     Fingerprint,
     Granted,
     GrantedPiece,
+    Linked,
     PieceRow,
     Reason,
     Reserve,
     Reserved,
 )
-from kvstored.core.columns import DOOMED
+from kvstored.core.columns import DOOMED, READY
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER, Placing, Wanted
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.space import units_in
-from kvstored.core.types import NamespaceId
+from kvstored.core.types import NamespaceId, TierId
 from kvstored.errors import Busy, InvalidArgument
 
 
@@ -67,6 +68,7 @@ class Fills:
             block = self._books.index.find_one(_fingerprint(call, i))
             wanted, is_underway = self._placing.wanted(call, i, block)
             if not wanted:
+                self._link(call, i, block)
                 outcomes.append(FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT)
             elif is_full:
                 outcomes.append(FillStatus.NO_SPACE)
@@ -136,13 +138,16 @@ class Fills:
         return self._grant(call, i, block, rows, now_s)
 
     def _link(self, call: Reserve, i: int, block: int) -> None:
-        if not call.parents.known[i] or self._books.tree.parent[block] >= 0:
+        """A block that was put without its parent, or before it, learns of it here."""
+        books = self._books
+        if block < 0 or not call.parents.known[i] or books.tree.parent[block] >= 0:
             return
         low, high = call.parents.fingerprints[i]
-        tokens = self._books.layouts[call.ns].spec.block_tokens
-        parent = self._books.ensure_block(call.ns, (int(low), int(high)), tokens)
-        self._books.link(block, parent)
-        self._books.drop_idle(parent)
+        tokens = books.layouts[call.ns].spec.block_tokens
+        parent = books.ensure_block(call.ns, (int(low), int(high)), tokens)
+        if books.link(block, parent):
+            books.effects.extend(linked(books, block))
+        books.drop_idle(parent)
 
     def _grant(self, call: Reserve, i: int, block: int, rows: list[int], now_s: float) -> Granted:
         books = self._books
@@ -290,6 +295,21 @@ def _reserved(outcomes: list[Granted | FillStatus]) -> Reserved:
         [FillStatus.GRANTED if isinstance(each, Granted) else each for each in outcomes],
         [each if isinstance(each, Granted) else None for each in outcomes],
     )
+
+
+def linked(books: Books, block: int) -> list[Linked]:
+    """For every ready copy of a block whose parent became known."""
+    return [
+        Linked(
+            TierId(int(books.copies.tier[copy])),
+            books.fingerprint(block),
+            books.parent_fingerprint(block),
+            int(books.tree.depth[block]),
+            books.piece_rows(copy),
+        )
+        for copy in books.copies_of(block)
+        if books.copies.state[copy] == READY
+    ]
 
 
 def held_units(books: Books, fill: Fill) -> int:

@@ -23,11 +23,21 @@ class History:
         self._lines: OrderedDict[Fingerprint, Forgotten] = OrderedDict()
         self._lapsed: OrderedDict[Fingerprint, Forgotten] = OrderedDict()
         self._lines_max = lines_max
+        self._is_whole = True
 
     @property
     def is_full(self) -> bool:
         """Older lines may have been dropped."""
         return len(self._lines) >= self._lines_max
+
+    @property
+    def is_whole(self) -> bool:
+        """It tells of every block that ever was here: nothing was dropped, and nothing is from before the daemon's start."""
+        return self._is_whole and not self.is_full
+
+    def began_late(self) -> None:
+        """Blocks of an earlier run were found: others of it may be gone without a line."""
+        self._is_whole = False
 
     @property
     def oldest_s(self) -> float:

@@ -156,7 +156,8 @@ class Leases:
             if copy < 0 or not self._read(copy):
                 for taken in chosen:
                     books.unread(taken)
-                return (), READ_TIER, Reason.NO_SPACE
+                is_early = READ_TIER in books.recovering
+                return (), READ_TIER, Reason.RECOVERING if is_early else Reason.NO_SPACE
             chosen.append(copy)
             tier = max(tier, source)
             if books.copies.state[copy] == FILLING:
@@ -323,4 +324,6 @@ class Leases:
         gone = self._books.history.get(fingerprint)
         if gone is not None:
             return gone.reason
-        return Reason.RECOVERING if self._books.recovering else Reason.NEVER_STORED
+        if self._books.recovering:
+            return Reason.RECOVERING
+        return Reason.NEVER_STORED if self._books.history.is_whole else Reason.UNKNOWN

@@ -18,6 +18,28 @@ from kvstored.core.types import KeyBatch, Match, NamespaceId, Part, Rows, TierId
 
 Namespaces = Collection[NamespaceId]
 
+_PARTS = {Part.DENSE: "", Part.SPARSE: "sparse groups ", Part.CHECKPOINT: "window and state "}
+GONE = {
+    Reason.WATERMARK: "evicted to bring {} below its watermark",
+    Reason.DEMAND: "evicted from {} to make room for a new block",
+    Reason.RETIRED: "evicted from {}, its namespace is retired",
+    Reason.SUPERSEDED: "evicted from {}, a longer block has taken its place",
+    Reason.EXPIRED: "its time in {} ran out",
+    Reason.REMOVED: "removed from {} by a call",
+    Reason.DISCARDED: "dropped from {} with its request",
+    Reason.REPLACED: "replaced in {} by a later write",
+    Reason.CORRUPT: "dropped from {}, its bytes failed their checksum",
+    Reason.FILL_LOST: "its writer was gone before it committed to {}",
+    Reason.INCOMPLETE: "dropped from {}, a group or shard of it never came",
+    Reason.NO_SPACE: "no space in {} when it was written",
+    Reason.IO_ERROR: "lost from {}, which failed",
+    Reason.NEVER_STORED: "never stored in {}",
+    Reason.RECOVERING: "not found again in {}",
+    Reason.WRONG_NAMESPACE: "of another namespace in {}",
+    Reason.UNKNOWN: "gone from {}",
+}
+"""In words, with the tier's name; one line of 80 columns with its age."""
+
 
 class Looking:
     def __init__(
@@ -84,7 +106,7 @@ class Looking:
         gone = books.history.get(fingerprint)
         if gone is not None:
             age_s = now_s - gone.at_s
-            text = f"{gone.reason.value} from {gone.tier.name.lower()} {age_s:.1f} s ago"
+            text = f"{GONE[gone.reason].format(gone.tier.name.lower())}, {age_s:.1f} s ago"
             return Verdict(gone.reason, (), gone.at_s, text)
         if books.recovering:
             return Verdict(
@@ -95,32 +117,36 @@ class Looking:
             return Verdict(
                 Reason.UNKNOWN, (), 0.0, f"unknown, older than {oldest_s:.0f} s of history"
             )
-        return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored since the daemon started")
+        if not books.history.is_whole:
+            return Verdict(Reason.UNKNOWN, (), 0.0, "unknown, older than the daemon's start")
+        return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored")
 
     def _stored(self, block: int, now_s: float) -> Verdict:
+        """Where its parts are, and how warm it is."""
         books = self._books
-        parts: list[str] = []
-        tiers: set[TierId] = set()
-        has_checkpoint = False
+        tiers: dict[Part, set[TierId]] = {}
+        is_read = False
         for copy in books.copies_of(block):
-            if books.copies.state[copy] != READY:
-                continue
-            tier = TierId(int(books.copies.tier[copy]))
-            tiers.add(tier)
-            readers = int(books.copies.readers[copy])
-            parts.append(
-                f"part {int(books.copies.part[copy])} in {tier.name.lower()} readers={readers}"
-            )
-            has_checkpoint |= int(books.copies.part[copy]) == Part.CHECKPOINT
+            if books.copies.state[copy] == READY:
+                tier = TierId(int(books.copies.tier[copy]))
+                tiers.setdefault(Part(int(books.copies.part[copy])), set()).add(tier)
+                is_read |= bool(books.copies.readers[copy])
+        words = [
+            f"{_PARTS[part]}in {' and '.join(tier.name.lower() for tier in sorted(tiers[part]))}"
+            for part in sorted(tiers)
+        ]
         gone = books.history.lapsed(books.fingerprint(block))
-        if gone is not None and not has_checkpoint:
+        if gone is not None and Part.CHECKPOINT not in tiers:
             age_s = now_s - gone.at_s
-            parts.append(
+            words.append(
                 f"window and state {gone.reason} from {gone.tier.name.lower()} {age_s:.1f} s ago"
             )
         held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
-        text = f"stored: {'; '.join(parts)}; heat={books.heat(block).name.lower()} hits={hits} holds={held}"
-        return Verdict(None, tuple(sorted(tiers)), float(books.blocks.last_s[block]), text)
+        use = [books.heat(block).name.lower(), f"{hits} hit{'s' * (hits != 1)}"]
+        use += ["being read"] * is_read + [f"held {held}x"] * bool(held)
+        text = "; ".join([*words, ", ".join(use)])
+        everywhere = tuple(sorted(set().union(*tiers.values())))
+        return Verdict(None, everywhere, float(books.blocks.last_s[block]), text)
 
     def namespace_use(self, ns: NamespaceId) -> tuple[int, tuple[int, int, int, int]]:
         """Readable blocks of a namespace, and its units by tier."""
@@ -215,7 +241,8 @@ class Looking:
             run = self._run(node.head, node.tail, node.length)
             blocks = self._books.blocks
             fast = blocks.fast[run]
-            tiers = np.bincount(fast[fast != NOT_READABLE], minlength=4)
+            held_in = blocks.tiers[run][fast != NOT_READABLE]
+            tiers = [int(np.count_nonzero(held_in >> tier & 1)) for tier in TierId]
             found.append(
                 TreeNode(
                     id=node.id,
@@ -228,7 +255,7 @@ class Looking:
                     holds=int(blocks.holds[node.head]),
                     hits=int(blocks.hits[run].max()),
                     heat=self._books.heat(node.head),
-                    tier_blocks=(int(tiers[0]), int(tiers[1]), int(tiers[2]), int(tiers[3])),
+                    tier_blocks=(tiers[0], tiers[1], tiers[2], tiers[3]),
                 )
             )
         return found, False

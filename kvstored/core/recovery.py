@@ -95,6 +95,8 @@ class Recovery:
         owners = books.blocks.ns[at]
         books.policy.first(rows[np.isin(owners, list(books.retired))])
         books.recovering.discard(tier)
+        if len(rows):
+            books.history.began_late()
         self._contested.pop(tier, None)
         books.consider_blocks(np.unique(at))
         return len(incomplete)

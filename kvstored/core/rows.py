@@ -110,19 +110,20 @@ class Tables:
         shared = self.blocks.hits[block] or self.tree.children[block] > 1
         return Heat.SHARED if shared else Heat.COLD
 
-    def link(self, block: int, parent: int) -> None:
-        """Make `parent` the parent of a block that has none; a cycle or an oversize subtree leaves it a root, and so does a
+    def link(self, block: int, parent: int) -> bool:
+        """Make `parent` the parent of a block that has none; a cycle or an oversize subtree leaves it a root (False), and so does a
         parent that is no full block of the same namespace."""
         full = self.blocks.valid[parent] == self.layout_of(parent).spec.block_tokens
         same = self.blocks.ns[parent] == self.blocks.ns[block]
         if not (full and same) or self.tree.parent[block] >= 0 or not self.tree.link(block, parent):
-            return
+            return False
         for copy in self.copies_of(block):
             above = self.copy_in(parent, int(self.copies.tier[copy]), int(self.copies.part[copy]))
             if above >= 0:
                 self.copies.kids[above] += 1
         if self.blocks.valid[block] < self.layout_of(block).spec.block_tokens:
             self.partials.setdefault(parent, set()).add(block)
+        return True
 
     def resize(self, block: int, valid_tokens: int) -> bool:
         """A block that is only known as a parent or by a hold takes the size of its first copy; a stored one keeps its own."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstored.clock import Clock
-from kvstored.core.calls import Fingerprint, Freed, Leased, Reason, Visible
+from kvstored.core.calls import Fingerprint, Freed, Leased, Linked, Reason, Visible
 from kvstored.core.catalog import Catalog
 from kvstored.core.types import Layout, NamespaceId, Place, TierId
 from kvstored.core.usage import blocks_in
@@ -19,7 +19,7 @@ from kvstored.metrics import Metrics
 from kvstored.store.events import EventKind, Events
 from kvstored.store.lane import Ended, Lane, Urgency
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Counters, PieceRef, Tier
+from kvstored.tiers.base import Counters, Link, PieceRef, Tier
 from kvstored.tiers.record import Record
 
 DISCARD_BATCH_PIECES = 4096
@@ -40,7 +40,8 @@ _SILENT = (Reason.FILL_LOST, Reason.INCOMPLETE, Reason.IO_ERROR, Reason.NO_SPACE
 class Tiers:
     """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off.
 
-    What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `disk_index_share` tells how full the index is.
+    What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `relink_disk` parents that became known late, `disk_index_share`
+    tells how full the index is.
     """
 
     arena: Arena
@@ -48,6 +49,7 @@ class Tiers:
     disk: Tier | None
     disk_lane: Lane
     flush_disk_counters: Callable[[Sequence[Counters]], None]
+    relink_disk: Callable[[Sequence[Link]], None]
     disk_index_share: Callable[[], float]
 
     def tier(self, tier: TierId) -> Tier:
@@ -108,6 +110,8 @@ class Shell:
                     self._discards.append(effect)
             elif isinstance(effect, Leased):
                 self.tiers.arena.set_leased(effect.heads, leased=effect.leased)
+            elif isinstance(effect, Linked):
+                self._relink(effect)
             else:
                 self._tell_visible(effect, moved)
         if freed:
@@ -161,6 +165,30 @@ class Shell:
             self._tell_freed(freed, key)
             self.catalog.discarded(freed.token)
         self.apply()
+
+    def _relink(self, linked: Linked) -> None:
+        """Records on disk lag behind; one that is not written in time makes its block a root after a restart, nothing worse."""
+        name = fingerprint_bytes(linked.fingerprint)
+        parent = fingerprint_bytes(linked.parent)
+        links = [
+            Link(PieceRef(name, row.group, row.shard), row.place, parent, linked.depth)
+            for row in linked.pieces
+        ]
+        if linked.tier is TierId.DRAM:
+            self.tiers.arena.relink(links)
+            return
+        relink = self.tiers.relink_disk
+        try:
+            running = self.tiers.disk_lane.submit(lambda: relink(links), Urgency.BACKGROUND)
+        except KvstoredError:
+            self.counts["relink_failures", ""] += len(links)
+            return
+        running.when_ended(lambda ended: self._relinked(len(links), ended))
+
+    def _relinked(self, links: int, ended: Ended[None]) -> None:
+        if ended.error is not None:
+            self.counts["relink_failures", ""] += links
+            self.report("relink failed", ended.error)
 
     def _count_freed(self, freed: Freed) -> None:
         self.counts["forgotten_copies", f"{freed.tier.name.lower()}:{freed.reason}"] += 1

@@ -148,6 +148,12 @@ class CatalogMachine(ComparingMachine):
             with pytest.raises(Conflict):
                 self.catalog.replace_if(call, generations, self.now_s)
             return
+        if any(self.oracle.is_being_put(namer.layout.id, key) for key in keys):
+            with pytest.raises(Conflict):
+                self.catalog.replace_if(
+                    namer.reserve(session, keys, [None] * len(keys)), generations, self.now_s
+                )
+            return
         self.reserve_keys(
             namer, session, tuple(keys), 0, [0], ttl_s=20, told=False, generations=generations
         )

@@ -86,6 +86,8 @@ class Oracle(OracleBooks):
             block = self.blocks.get((ns, key))
             wanted, filling = self.wanted(ns, None if replace else block, shard, mine)
             if not wanted:
+                if block is not None:
+                    self._link(block, parent)
                 status.append(FillStatus.IN_PROGRESS if filling else FillStatus.PRESENT)
                 continue
             is_full = is_full and not replace
@@ -110,13 +112,23 @@ class Oracle(OracleBooks):
 
     def _row(self, ns: int, key: str, parent: str | None, valid: int) -> Block:
         block = self.ensure(ns, key, valid)
-        if parent is not None and block.parent is None:
-            block.parent = self.ensure(ns, parent, self.specs[ns].block_tokens)
-            block.parent.children.append(block)
+        self._link(block, parent)
         if not block.copies:
             self._lives += 1
             block.life = self._lives
         return block
+
+    def is_being_put(self, ns: int, key: str) -> bool:
+        block = self.blocks.get((ns, key))
+        targets = [task.target for task in self.tasks.values()]
+        return block is not None and any(
+            copy.tier is DRAM and not copy.is_ready and copy not in targets for copy in block.copies
+        )
+
+    def _link(self, block: Block, parent: str | None) -> None:
+        if parent is not None and block.parent is None:
+            block.parent = self.ensure(block.ns, parent, self.specs[block.ns].block_tokens)
+            block.parent.children.append(block)
 
     def _make_way(self, block: Block | None, wanted: dict[Part, dict[Piece, int]]) -> bool:
         """For a replacement: room beside the old block, which goes only then."""

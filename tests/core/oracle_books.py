@@ -228,7 +228,8 @@ class OracleBooks:
             block.last_s = now_s
             block.hits += hit
             for i, copy in enumerate(block.copies):
-                copy.rank = (self._tick, place * 100 + i)
+                dense = copy.part is not Part.SPARSE
+                copy.rank = (self._tick, dense * 1_000_000 + place * 100 + i)
                 if hit and block.ns not in self.retired:
                     copy.is_first = False
 

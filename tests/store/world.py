@@ -93,6 +93,7 @@ class World:
             disk=self.disk,
             disk_lane=Lane("disk", threads=3, queue_max=256),
             flush_disk_counters=lambda _: None,
+            relink_disk=lambda _: None,
             disk_index_share=lambda: self.index_share,
         )
         units = 2
@@ -109,7 +110,7 @@ class World:
         )
         events = Events(epoch=epoch, now_s=self.clock.now_s)
         self.shell = Shell(self.catalog, tiers, events, self.clock, _metrics(), self._report)
-        registry = Registry(self.shell, Namespaces(), state_dir, piece_bytes_max=1 << 30)
+        registry = Registry(self.shell, Namespaces(), state_dir)
         self.store = Store(self.shell, registry, StoreLimits(quarantine_s=30.0))
         self.janitor = Janitor(self.store)
         self.state_dir = state_dir
