@@ -117,7 +117,9 @@ class Looking:
             return Verdict(
                 Reason.UNKNOWN, (), 0.0, f"unknown, older than {oldest_s:.0f} s of history"
             )
-        return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored since the daemon started")
+        if not books.history.is_whole:
+            return Verdict(Reason.UNKNOWN, (), 0.0, "unknown, older than the daemon's start")
+        return Verdict(Reason.NEVER_STORED, (), 0.0, "never stored")
 
     def _stored(self, block: int, now_s: float) -> Verdict:
         """Where its parts are, and how warm it is."""
