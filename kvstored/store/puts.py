@@ -127,12 +127,13 @@ class Puts:
         reserved = reserve(now_s)
         shell.apply()  # records of what was evicted for this are free before they are written anew
         records: list[Record] = []
+        ttl_s = min(call.ttl_s, self._catalog.books.limits.fill_ttl_max_s)
         for grant in reserved.grants:
             if grant is None:
                 continue
             records.extend(_records(session, layout, call.keys.key(grant.key_index), grant, now_s))
             granted = tuple(piece.group for piece in grant.pieces)
-            self._fills[grant.fill] = OpenFill(session.core, columns, granted, now_s + call.ttl_s)
+            self._fills[grant.fill] = OpenFill(session.core, columns, granted, now_s + ttl_s)
         shell.tiers.arena.mark_filling(records)
         for status, sizes in zip(reserved.status, call.sizes, strict=True):
             shell.counts["reserved_keys", status.name.lower()] += 1

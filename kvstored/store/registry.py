@@ -17,6 +17,9 @@ SAVE_PAUSE_S = 5.0
 """After a failure: a state directory that is full is not asked every second."""
 
 
+PIECE_BYTES_MAX = 1 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """`fault`: why the file could not be used; the registry is empty then, and so is the store."""
@@ -41,13 +44,10 @@ class Registry:
     directory cannot be written, an engine is served all the same: its namespace is saved later, and lost if a restart comes first.
     """
 
-    def __init__(
-        self, shell: Shell, namespaces: Namespaces, state_dir: Path, *, piece_bytes_max: int
-    ) -> None:
+    def __init__(self, shell: Shell, namespaces: Namespaces, state_dir: Path) -> None:
         self._shell = shell
         self._namespaces = namespaces
         self._state_dir = state_dir
-        self._piece_bytes_max = piece_bytes_max
         self._saving = asyncio.Lock()
         self._is_unsaved = False
         """Some opening is in memory only."""
@@ -83,10 +83,10 @@ class Registry:
 
     async def open(self, spec: NamespaceSpec, *, supersede: bool) -> Opened:
         for group in spec.groups:
-            if group.bytes_per_block > self._piece_bytes_max:
+            if group.bytes_per_block > PIECE_BYTES_MAX:
                 raise InvalidArgument(
                     f"a block of this group is too large: group={group.name!r} "
-                    f"bytes_per_block={group.bytes_per_block} max={self._piece_bytes_max}"
+                    f"bytes_per_block={group.bytes_per_block} max={PIECE_BYTES_MAX}"
                 )
         opened = self._namespaces.open(spec, supersede=supersede)
         if opened.created or opened.revived:

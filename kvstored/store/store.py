@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kvstored.core.calls import Acquire, Grant, Pinned, ReadStatus, Reason
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
-from kvstored.errors import InvalidArgument
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
@@ -26,32 +25,28 @@ from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
 from kvstored.store.survey import Survey
 
+LOAD_DEADLINE_S_MAX = 600.0
 _Seen = tuple[ReadStatus, TierId, Reason]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Times that callers may leave out, and the longest that they may ask for."""
+    """Times that callers may leave out. The catalog's limits bound what they may ask for."""
 
     fill_ttl_s: float = 30.0
-    fill_ttl_max_s: float = 3600.0
     lease_ttl_s: float = 30.0
-    lease_ttl_max_s: float = 600.0
-    pin_ttl_max_s: float = 7 * 86400.0
     resume_ttl_s: float = 10.0
     quarantine_s: float = 60.0
     load_deadline_s: float = 5.0
-    load_deadline_max_s: float = 600.0
-    piece_bytes_max: int = 1 << 30
 
     def lease_ttl(self, asked_s: float) -> float:
-        return min(asked_s or self.lease_ttl_s, self.lease_ttl_max_s)
+        return asked_s or self.lease_ttl_s
 
     def fill_ttl(self, asked_s: float) -> float:
-        return min(asked_s or self.fill_ttl_s, self.fill_ttl_max_s)
+        return asked_s or self.fill_ttl_s
 
     def load_wait(self, asked_s: float) -> float:
-        return min(asked_s or self.load_deadline_s, self.load_deadline_max_s)
+        return min(asked_s or self.load_deadline_s, LOAD_DEADLINE_S_MAX)
 
 
 class Store:
@@ -106,10 +101,6 @@ class Store:
     def pin(
         self, session: Session, layout: Layout, keys: KeyBatch, *, hard: bool, ttl_s: float
     ) -> Pinned:
-        if not 0 < ttl_s <= self.limits.pin_ttl_max_s:
-            raise InvalidArgument(
-                f"a pin needs a time to live: ttl_s={ttl_s} max={self.limits.pin_ttl_max_s:.0f}"
-            )
         pinned = self.shell.catalog.pin(
             session.core, layout.id, keys, hard=hard, ttl_s=ttl_s, now_s=self.shell.now_s()
         )

@@ -16,6 +16,7 @@ from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
 from kvstored.errors import Busy, InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.clients import Peer, Wish
+from kvstored.store.registry import PIECE_BYTES_MAX
 from kvstored.store.store import Store
 from kvstored.transport.answers import (
     acquire_message,
@@ -128,7 +129,7 @@ class StoreService:
             resumed=is_resumed,
             resume_ttl_ms=int(session.resume_ttl_s * 1000),
             keys_max=BATCH_KEYS_MAX,
-            piece_bytes_max=self._store.limits.piece_bytes_max,
+            piece_bytes_max=PIECE_BYTES_MAX,
             daemon_pid=os.getpid(),
             version=__version__,
             quarantined=self._store.shell.catalog.has_quarantine(session.core),
