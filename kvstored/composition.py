@@ -81,6 +81,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
             background_max=DISK_BACKGROUND_MAX,
         ),
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
+        relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
     )
     catalog = Catalog(

@@ -93,6 +93,7 @@ class World:
             disk=self.disk,
             disk_lane=Lane("disk", threads=3, queue_max=256),
             flush_disk_counters=lambda _: None,
+            relink_disk=lambda _: None,
             disk_index_share=lambda: self.index_share,
         )
         units = 2
