@@ -24,6 +24,7 @@ from kvstored.errors import (
     NotFound,
 )
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.tiers.faulty import Faults
 from kvstored.transport.caller import Caller
 from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
 from kvstored.transport.service import StoreService
@@ -657,6 +658,27 @@ def test_events_are_polled_by_cursor(tmp_path: Path) -> None:
         assert removed.events[0].key == (1).to_bytes(32, "big")
 
     serving(tmp_path, test)
+
+
+def test_who_waits_for_a_pending_load_hears_that_it_failed(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        for i in range(8):
+            await peer.put(range(i, i + 1))
+            await peer.world.janitor.write_back_once()
+            await peer.world.settle()
+        cursor = (await peer.call("PollEvents", pb.PollEventsRequest())).cursor
+        poll = pb.PollEventsRequest(epoch=1, cursor=cursor, wait_ms=10_000)
+        waiting = asyncio.ensure_future(peer.call("PollEvents", poll))
+        peer.world.disk.faults = Faults(read_error=1.0)
+        got = await peer.call("Acquire", peer.acquire(keys_of(range(1)), no_wait=True))
+        assert got.status == bytes([ReadStatus.PENDING])
+        await waiting
+        await peer.world.settle()
+        events = (await peer.call("PollEvents", poll)).events
+        failed = [event.key for event in events if event.kind == pb.LOAD_FAILED]
+        assert failed == [(0).to_bytes(32, "big")]
+
+    serving(tmp_path, test, arena_blocks=4, disk_blocks=64)
 
 
 def test_segments_are_described_and_lent(tmp_path: Path) -> None:
