@@ -71,7 +71,7 @@ class Claims:
             raise Busy(f"too many pins: pins={len(self.pins)}")
         if not 0 < ttl_s <= books.limits.pin_ttl_max_s:
             raise InvalidArgument(
-                f"pin ttl out of bounds: ttl_s={ttl_s} max={books.limits.pin_ttl_max_s}"
+                f"a pin needs a time to live: ttl_s={ttl_s} max={books.limits.pin_ttl_max_s:.0f}"
             )
         rows = self._readable(keys, ns)
         path = books.path_of(rows)
