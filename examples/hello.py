@@ -12,7 +12,7 @@ with Client() as client:                                   # the local daemon, o
     keys = kv.keys(tokens=range(1000))                     # 3 full blocks and a partial one of 232 tokens
     sizes = [1 << 20] * 3 + [232 * 4096]
     rows = [[np.full(size, i, np.uint8)] for i, size in enumerate(sizes)]
-    print(kv.put(keys, rows).committed, "blocks stored")
+    print(kv.put(keys, rows).stored, "blocks are stored")   # .committed by this put, or .present before it
     print(kv.match(keys).hit_tokens, "tokens hit")
     blocks = kv.get(keys).blocks                           # private, verified copies
     with kv.get_view(keys[:2]) as view:                    # leased, read-only, in place

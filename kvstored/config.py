@@ -91,7 +91,7 @@ class Disk(_Section):
         default=1,
         ge=0,
         le=255,
-        description="hits before a block is written to disk; 0: every block is",
+        description="hits that a block needs for a disk above `high`; below: none",
     )
 
     @model_validator(mode="after")
