@@ -335,7 +335,7 @@ class Books(Tables):
         if int(copies.part[copy]) == Part.CHECKPOINT:
             self.lifetimes.watch(copy, self.due_s(copy))
         if not was_readable and self.blocks.fast[block] != NOT_READABLE:
-            self._block_returned(block)
+            self.block_returned(block)
         if int(self.blocks.ns[block]) in self.retired:
             self.policy.first(as_rows([copy]))
         for other in self.copies_of(block):
@@ -357,7 +357,7 @@ class Books(Tables):
                 self.effects.append(last)
             last.heads.extend(self.heads_of(copy))
 
-    def _block_returned(self, block: int) -> None:
+    def block_returned(self, block: int) -> None:
         """What it made unreachable is of use again; shorter blocks of the same parent are not."""
         if self.tree.children[block] and self._may_forgive(block):
             self._forgive(self._copies_below(block))

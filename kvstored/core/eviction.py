@@ -42,6 +42,22 @@ class Evictor:
         places = space.take(tier, budget, units)
         return self._cleared(tier, budget, units, now_s) if places is None else places
 
+    def plain_room(self, tier: TierId, units: int, count: int, now_s: float) -> int:
+        """How many of `count` equal pieces there is room for, after evicting as for one after the other."""
+        space, book = self._books.space, self._books.space.books[tier]
+        limit, need = space.limit(tier, Budget.GLOBAL), units * count
+        if units > limit or tier in self._books.recovering:
+            return 0
+        while book.used[Budget.GLOBAL] + need > limit or book.extents.free_units < need:
+            over = book.used[Budget.GLOBAL] + need > limit
+            if not over and book.discarding:
+                break
+            debtor = self._debtor(tier, Budget.GLOBAL, over)
+            if not self._evict(tier, debtor, Reason.DEMAND, now_s):
+                break
+        free = min(limit - book.used[Budget.GLOBAL], book.extents.free_units)
+        return max(0, min(count, free // units))
+
     def _cleared(
         self, tier: TierId, budget: Budget, units: list[int], now_s: float
     ) -> list[Place] | None:

@@ -24,10 +24,11 @@ from kvstored.core.calls import (
 from kvstored.core.columns import DOOMED, READY
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER, Placing, Wanted
+from kvstored.core.plain import PLAIN_MIN, Laid, lay, make_ready, plain_from, ready_together
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.space import units_in
-from kvstored.core.types import NamespaceId, TierId
+from kvstored.core.types import NamespaceId, TierId, as_rows
 from kvstored.errors import Busy, InvalidArgument
 
 
@@ -41,6 +42,7 @@ class Fill:
     block: int
     fingerprint: tuple[int, int]
     pieces: list[int]
+    granted: tuple[GrantedPiece, ...]
     begun_s: float
     expires_s: float
     request_id: bytes
@@ -51,6 +53,7 @@ class Fills:
         self, books: Books, evictor: Evictor, quarantine: Quarantine, first_id: int
     ) -> None:
         self._books = books
+        self._evictor = evictor
         self._placing = Placing(books, evictor)
         self._quarantine = quarantine
         self.open: dict[int, Fill] = {}
@@ -63,19 +66,58 @@ class Fills:
     def reserve(self, call: Reserve, now_s: float) -> Reserved:
         self.check(call)
         outcomes: list[Granted | FillStatus] = []
-        is_full = False
+        first = plain_from(self._books, call)
         for i in range(len(call.keys)):
-            block = self._books.index.find_one(_fingerprint(call, i))
-            wanted, is_underway = self._placing.wanted(call, i, block)
-            if not wanted:
-                self._link(call, i, block)
-                outcomes.append(FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT)
-            elif is_full:
-                outcomes.append(FillStatus.NO_SPACE)
-            else:
-                outcomes.append(self._reserve_one(call, i, wanted, now_s))
-                is_full = outcomes[-1] is FillStatus.NO_SPACE
+            if i == first:
+                outcomes.extend(self._reserve_plain(call, first, outcomes, now_s))
+            if i >= len(outcomes):
+                outcomes.append(self._reserve_next(call, i, outcomes, now_s))
         return _reserved(outcomes)
+
+    def _reserve_next(
+        self, call: Reserve, i: int, before: Sequence[Granted | FillStatus], now_s: float
+    ) -> Granted | FillStatus:
+        block = self._books.index.find_one(_fingerprint(call, i))
+        wanted, is_underway = self._placing.wanted(call, i, block)
+        if not wanted:
+            self._link(call, i, block)
+            return FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT
+        if FillStatus.NO_SPACE in before:  # what hangs below cannot be had either
+            return FillStatus.NO_SPACE
+        return self._reserve_one(call, i, wanted, now_s)
+
+    def _reserve_plain(
+        self, call: Reserve, first: int, before: Sequence[Granted | FillStatus], now_s: float
+    ) -> list[Granted | FillStatus]:
+        """All keys from `first` on, or none where they have to go one by one."""
+        fresh = self._books.index.find(call.keys.fingerprints[first:]) < 0
+        if FillStatus.NO_SPACE in before or not fresh.all():
+            return []
+        laid = lay(self._books, self._evictor, call, first, now_s)
+        if laid is None:
+            return []
+        granted: list[Granted | FillStatus] = [
+            self._grant_laid(call, first + i, laid, i, now_s) for i in range(len(laid.blocks))
+        ]
+        return granted + [FillStatus.NO_SPACE] * (len(fresh) - len(granted))
+
+    def _grant_laid(
+        self, call: Reserve, key_index: int, laid: Laid, i: int, now_s: float
+    ) -> Granted:
+        piece = GrantedPiece(0, 0, laid.length, laid.places[i], laid.generations[i])
+        fill = self._open(
+            call, laid.blocks[i], laid.fingerprints[i], [laid.pieces[i]], (piece,), now_s
+        )
+        return Granted(
+            fill=fill.id,
+            fingerprint=fill.fingerprint,
+            parent=laid.parents[i],
+            depth=laid.depths[i],
+            valid_tokens=self._books.layouts[call.ns].spec.block_tokens,
+            heat=laid.heats[i],
+            key_index=key_index,
+            pieces=fill.granted,
+        )
 
     def replace(self, call: Reserve, now_s: float) -> Reserved:
         """Like `reserve`, over what is there. A key that finds no room keeps its block."""
@@ -151,23 +193,9 @@ class Fills:
 
     def _grant(self, call: Reserve, i: int, block: int, rows: list[int], now_s: float) -> Granted:
         books = self._books
-        self._next_id += 1
-        ttl_s = min(call.ttl_s, books.limits.fill_ttl_max_s)
-        fill = Fill(
-            id=self._next_id,
-            session=call.session,
-            ns=call.ns,
-            block=block,
-            fingerprint=books.fingerprint(block),
-            pieces=rows,
-            begun_s=now_s,
-            expires_s=now_s + ttl_s,
-            request_id=call.request_id,
-        )
-        self.open[fill.id] = fill
-        self.by_session.setdefault(fill.session, set()).add(fill.id)
+        granted = self._granted_pieces(block, rows)
         books.blocks.holds[block] += 1
-        heappush(self._deadlines, (fill.expires_s, fill.id))
+        fill = self._open(call, block, books.fingerprint(block), rows, granted, now_s)
         return Granted(
             fill=fill.id,
             fingerprint=fill.fingerprint,
@@ -176,12 +204,40 @@ class Fills:
             valid_tokens=int(books.blocks.valid[block]),
             heat=books.heat(block),
             key_index=i,
-            pieces=self._granted_pieces(fill),
+            pieces=granted,
         )
 
-    def _granted_pieces(self, fill: Fill) -> tuple[GrantedPiece, ...]:
+    def _open(
+        self,
+        call: Reserve,
+        block: int,
+        fingerprint: Fingerprint,
+        rows: list[int],
+        granted: tuple[GrantedPiece, ...],
+        now_s: float,
+    ) -> Fill:
+        """The right itself; it counts as one hold of the block, which the caller has taken."""
+        self._next_id += 1
+        fill = Fill(
+            id=self._next_id,
+            session=call.session,
+            ns=call.ns,
+            block=block,
+            fingerprint=fingerprint,
+            pieces=rows,
+            granted=granted,
+            begun_s=now_s,
+            expires_s=now_s + min(call.ttl_s, self._books.limits.fill_ttl_max_s),
+            request_id=call.request_id,
+        )
+        self.open[fill.id] = fill
+        self.by_session.setdefault(fill.session, set()).add(fill.id)
+        heappush(self._deadlines, (fill.expires_s, fill.id))
+        return fill
+
+    def _granted_pieces(self, block: int, rows: list[int]) -> tuple[GrantedPiece, ...]:
         pieces = self._books.pieces
-        generation = int(self._books.blocks.generation[fill.block])
+        generation = int(self._books.blocks.generation[block])
         return tuple(
             GrantedPiece(
                 group=int(pieces.group[row]),
@@ -190,7 +246,7 @@ class Fills:
                 place=self._books.place(row),
                 generation=generation,
             )
-            for row in fill.pieces
+            for row in rows
         )
 
     # ---- commit and abort
@@ -203,6 +259,9 @@ class Fills:
         now_s: float,
     ) -> list[Committed | None]:
         """None for a fill that is lost: expired, aborted, of another session, or its block was removed meanwhile."""
+        together = self._plain_fills(session, fills)
+        if together:
+            return self._commit_plain(together, checksums, now_s)
         outcomes: list[Committed | None] = []
         for id_, sums in zip(fills, checksums, strict=True):
             fill = self.open.get(id_)
@@ -212,6 +271,23 @@ class Fills:
             outcomes.append(self._commit_one(fill, sums, now_s))
         return outcomes
 
+    def _plain_fills(self, session: int, ids: Sequence[int]) -> list[Fill]:
+        """The fills, if all of them can be committed as columns."""
+        fills = [self.open.get(id_) for id_ in ids]
+        mine = [f for f in fills if f is not None and f.session == session and len(f.pieces) == 1]
+        if len(ids) < PLAIN_MIN or len(mine) < len(ids):
+            return []
+        return mine if ready_together(self._books, as_rows([f.pieces[0] for f in mine])) else []
+
+    def _commit_plain(
+        self, fills: Sequence[Fill], checksums: Sequence[Mapping[int, int]], now_s: float
+    ) -> list[Committed | None]:
+        pieces = as_rows([fill.pieces[0] for fill in fills])
+        for fill in fills:
+            self._end_right(fill)
+        make_ready(self._books, pieces, [sums.get(0, 0) for sums in checksums], now_s)
+        return [Committed(fill.id, fill.granted, visible=True) for fill in fills]
+
     def _commit_one(
         self, fill: Fill, checksums: Mapping[int, int], now_s: float
     ) -> Committed | None:
@@ -220,13 +296,12 @@ class Fills:
         if any(books.copies.state[copy] == DOOMED for copy in copies):
             self._end(fill, Reason.FILL_LOST, now_s, keep=False)
             return None
-        granted = self._granted_pieces(fill)
         for row in fill.pieces:
             books.piece_ready(row, checksums.get(int(books.pieces.group[row]), 0), now_s)
         self._forget(fill)
         for copy in copies:
             self._placing.close(copy, Reason.INCOMPLETE, now_s)
-        return Committed(fill.id, granted, bool(books.blocks.fast[fill.block] != NOT_READABLE))
+        return Committed(fill.id, fill.granted, bool(books.blocks.fast[fill.block] != NOT_READABLE))
 
     def abort(self, session: int, fills: Sequence[int], now_s: float) -> None:
         """The caller promises not to write any more: the space is free at once."""
@@ -275,12 +350,15 @@ class Fills:
             books.free_rows(WRITE_TIER, ns, fill.fingerprint, tuple(rows), reason)
 
     def _forget(self, fill: Fill) -> None:
+        self._end_right(fill)
+        self._books.release_hold(fill.block)
+
+    def _end_right(self, fill: Fill) -> None:
         del self.open[fill.id]
         mine = self.by_session[fill.session]
         mine.discard(fill.id)
         if not mine:
             del self.by_session[fill.session]
-        self._books.release_hold(fill.block)
         if len(self._deadlines) > 2 * len(self.open) + 1024:
             self._deadlines = sorted((f.expires_s, f.id) for f in self.open.values())
 

@@ -1,0 +1,241 @@
+"""Puts of many plain blocks at once: columns instead of a row at a time.
+
+Plain: the namespace has one group with one piece a block, the blocks are full, none of them is known, each is the child of the one before.
+That is what an engine with one kind of KV puts all day. Everything else goes the way of single blocks, and both end in the same books.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.books import Books
+from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, Reserve, TouchEvent, Visible
+from kvstored.core.columns import FILLING, READY, WAITING
+from kvstored.core.eviction import Evictor
+from kvstored.core.placing import WRITE_TIER
+from kvstored.core.readability import READABLE
+from kvstored.core.space import units_of
+from kvstored.core.types import Budget, Heat, Layout, NamespaceId, Part, Place, Rows, TierId
+
+PLAIN_MIN = 4
+"""Fewer blocks are not worth the arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Fresh blocks of a reservation, with their FILLING copies and pieces, as rows; one of each a key."""
+
+    blocks: list[int]
+    pieces: list[int]
+    places: list[Place]
+    fingerprints: list[Fingerprint]
+    parents: list[Fingerprint]
+    generations: list[int]
+    depths: list[int]
+    heats: list[Heat]
+    length: int
+
+
+def is_plain(layout: Layout) -> bool:
+    groups = layout.spec.groups
+    return len(groups) == 1 and groups[0].is_required and layout.pieces_of(groups[0].part) == 1
+
+
+def plain_from(books: Books, call: Reserve) -> int:
+    """The first key of the plain tail of a call, or its length where there is none."""
+    n = len(call.keys)
+    if n < PLAIN_MIN or call.last_valid_tokens or not is_plain(books.layouts[call.ns]):
+        return n
+    if books.space.suspects or WRITE_TIER in books.recovering:
+        return n
+    fingerprints, parents = call.keys.fingerprints, call.parents
+    fine = (books.index.find(fingerprints) < 0) & (call.sizes[:, 0] == call.sizes[-1, 0])
+    follows = np.zeros(n, dtype=np.bool_)
+    follows[1:] = (parents.fingerprints[1:] == fingerprints[:-1]).all(axis=1) & parents.known[1:]
+    last_other = np.flatnonzero(~fine)
+    first = max(
+        int(np.flatnonzero(~follows)[-1]), int(last_other[-1]) + 1 if len(last_other) else 0
+    )
+    is_distinct = len(np.unique(fingerprints[first:], axis=0)) == n - first
+    return first if is_distinct and n - first >= PLAIN_MIN and call.sizes[-1, 0] else n
+
+
+def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float) -> Laid | None:
+    """Rows and places for the keys from `first` on, or for as many of them as there is room. None, with nothing changed but
+    evictions, where their places are no single runs: then they go one by one."""
+    length = int(call.sizes[first, 0])
+    units = units_of(length)
+    above = _parent_row(books, call, first)
+    if above >= 0:
+        books.blocks.holds[above] += 1
+    count = evictor.plain_room(WRITE_TIER, units, len(call.keys) - first, now_s)
+    places = books.space.take(WRITE_TIER, Budget.GLOBAL, [units] * count) if count else []
+    if places is None or any(len(place) > 1 for place in places):
+        for place in places or ():
+            books.space.books[WRITE_TIER].extents.give(place)
+        places = None
+    laid = None if places is None else _laid(books, call, first, above, places, length)
+    if above >= 0:
+        books.release_hold(above)
+    return laid
+
+
+def _parent_row(books: Books, call: Reserve, first: int) -> int:
+    if not call.parents.known[first]:
+        return -1
+    low, high = call.parents.fingerprints[first].tolist()
+    return books.ensure_block(call.ns, (low, high), books.layouts[call.ns].spec.block_tokens)
+
+
+def _laid(
+    books: Books, call: Reserve, first: int, above: int, places: list[Place], length: int
+) -> Laid:
+    count = len(places)
+    fingerprints = call.keys.fingerprints[first : first + count]
+    layout = books.layouts[call.ns]
+    blocks, generations = _blocks(books, layout, fingerprints, count)
+    rows = blocks.tolist()
+    named = [(low, high) for low, high in fingerprints.tolist()]
+    is_child = bool(count) and above >= 0 and books.link(rows[0], above)
+    link = books.tree.link
+    for parent, child in pairwise(rows):
+        link(child, parent)
+    pieces = _copies(books, layout, blocks, places, length, above if is_child else -1)
+    depth = int(books.tree.depth[rows[0]]) if count else 0
+    sinks = -(-layout.spec.sink_tokens // layout.spec.block_tokens)
+    head = books.fingerprint(above) if is_child else NO_FINGERPRINT
+    return Laid(
+        blocks=rows,
+        pieces=pieces.tolist(),
+        places=places,
+        fingerprints=named,
+        parents=[head, *named[:-1]],
+        generations=generations,
+        depths=list(range(depth, depth + count)),
+        heats=[Heat.SINK if depth + i < sinks else Heat.COLD for i in range(count)],
+        length=length,
+    )
+
+
+def _blocks(
+    books: Books, layout: Layout, fingerprints: NDArray[np.uint64], count: int
+) -> tuple[Rows, list[int]]:
+    table = books.blocks
+    blocks = table.take_many(count)
+    generations = [books.next_generation() for _ in range(count)]
+    table.ns[blocks] = layout.id
+    table.valid[blocks] = layout.spec.block_tokens
+    table.generation[blocks] = generations
+    table.holds[blocks] = 1
+    books.tree.ensure(table.capacity)
+    books.index.put_many(blocks, fingerprints)
+    for block in blocks.tolist():
+        books.tree.add(block)
+    return blocks, generations
+
+
+def _copies(
+    books: Books, layout: Layout, blocks: Rows, places: list[Place], length: int, above: int
+) -> Rows:
+    """FILLING copies with one FILLING piece each; answers the pieces."""
+    copies, pieces, count = books.copies, books.pieces, len(blocks)
+    part = layout.spec.groups[0].part
+    rows, at = copies.take_many(count), pieces.take_many(count)
+    copies.block[rows] = blocks
+    copies.tier[rows] = WRITE_TIER
+    copies.part[rows] = part
+    copies.state[rows] = FILLING
+    copies.missing[rows] = 1
+    copies.fills[rows] = 1
+    copies.first_piece[rows] = at
+    copies.kids[rows[:-1]] = 1
+    copies.units[rows] = units_of(length)
+    books.blocks.first_copy[blocks] = rows
+    pieces.copy[at] = rows
+    pieces.state[at] = FILLING
+    pieces.length[at] = length
+    extents = np.asarray([place[0] for place in places], dtype=np.int64).reshape(-1, 3)
+    pieces.segment[at], pieces.start[at], pieces.units[at] = extents.T
+    book = books.space.books[WRITE_TIER]
+    book.copies += count
+    book.used[Budget.GLOBAL] += count * units_of(length)
+    parent = books.copy_in(above, WRITE_TIER, part) if above >= 0 and count else -1
+    if parent >= 0:
+        copies.kids[parent] += 1
+    return at
+
+
+# ---- commit
+
+
+def ready_together(books: Books, pieces: Rows) -> bool:
+    """Whether these fills' pieces are whole copies of blocks that have no other copy, so that `make_ready` may take them."""
+    copies, table = books.copies, books.pieces
+    at = table.copy[pieces]
+    blocks = copies.block[at]
+    if books.retired or books.partials or (blocks < 0).any():
+        return False
+    whole = (copies.state[at] == FILLING) & (copies.missing[at] == 1) & (copies.readers[at] == 0)
+    whole &= (copies.part[at] != int(Part.CHECKPOINT)) & (copies.next[at] < 0)
+    whole &= (books.blocks.first_copy[blocks] == at) & (table.next[pieces] < 0)
+    whole &= copies.fills[at] == 1
+    plain = {int(ns): is_plain(books.layouts[int(ns)]) for ns in np.unique(books.blocks.ns[blocks])}
+    return bool(whole.all()) and all(plain.values()) and len(np.unique(at)) == len(at)
+
+
+def make_ready(books: Books, pieces: Rows, checksums: Sequence[int], now_s: float) -> None:
+    """The copies of these pieces become readable, in this order; each fill's hold ends."""
+    copies, table, blocks = books.copies, books.pieces, books.blocks
+    at = table.copy[pieces]
+    owners = copies.block[at]
+    table.state[pieces] = READY
+    table.checksum[pieces] = np.asarray(checksums, dtype=np.uint64)
+    copies.missing[at] = 0
+    copies.fills[at] = 0
+    copies.state[at] = READY
+    book = books.space.books[WRITE_TIER]
+    book.dirty += len(at)
+    _count_sinks(books, at, owners)
+    blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
+    books.policy.touch(at, TouchEvent.STORED, now_s)
+    blocks.fast[owners] = WRITE_TIER
+    blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
+    _announce(books, at, owners)
+    if TierId.NVME in books.space.books:
+        fresh = at[copies.flags[at] & WAITING == 0]
+        copies.flags[fresh] |= WAITING
+        books.waiting.extend(fresh.tolist())
+    _return(books, owners)
+    blocks.holds[owners] -= 1
+    for copy in at[copies.kids[at] == 0].tolist():
+        books.consider(copy)
+
+
+def _count_sinks(books: Books, copies: Rows, blocks: Rows) -> None:
+    for ns in np.unique(books.blocks.ns[blocks]).tolist():
+        spec = books.layouts[ns].spec
+        sinks = books.tree.depth[blocks] * spec.block_tokens < spec.sink_tokens
+        sinks &= books.blocks.ns[blocks] == ns
+        for copy, block in zip(copies[sinks].tolist(), blocks[sinks].tolist(), strict=True):
+            books.count_sink(copy, block, WRITE_TIER)
+
+
+def _announce(books: Books, copies: Rows, blocks: Rows) -> None:
+    depths = books.tree.depth[blocks].tolist()
+    owners = books.blocks.ns[blocks].tolist()
+    named = books.index.fingerprints[blocks].tolist()
+    books.effects.extend(
+        Visible(NamespaceId(ns), (low, high), WRITE_TIER, depth, books.piece_rows(copy))
+        for copy, ns, (low, high), depth in zip(copies.tolist(), owners, named, depths, strict=True)
+    )
+
+
+def _return(books: Books, blocks: Rows) -> None:
+    """Blocks that have children which did not come with this commit may make them reachable again."""
+    among = set(blocks.tolist())
+    for block in blocks[books.tree.children[blocks] > 0].tolist():
+        if any(child not in among for child in books.tree.children_of(block)):
+            books.block_returned(block)
