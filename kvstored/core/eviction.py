@@ -9,10 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Reason
+from kvstored.core.calls import Freed, PieceRow, Reason
 from kvstored.core.clearing import clear_run
-from kvstored.core.columns import READY
-from kvstored.core.types import Budget, Part, Place, Rows, TierId
+from kvstored.core.columns import CLEAN, READY, SINK
+from kvstored.core.history import Forgotten
+from kvstored.core.policies.base import budget_of
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId
 
 
 class Evictor:
@@ -122,7 +125,8 @@ class Evictor:
             return False
         if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
             reason = Reason.RETIRED
-        self._books.drop_copy(victim, reason, now_s)
+        if not drop_leaf(self._books, victim, reason, now_s):
+            self._books.drop_copy(victim, reason, now_s)
         return True
 
     def _victim_of_pins(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
@@ -141,3 +145,42 @@ class Evictor:
         mine = (copies.part[rows] == Part.CHECKPOINT) == (budget is Budget.CHECKPOINT)
         idle = (copies.state[rows] == READY) & (copies.readers[rows] == 0)
         return bool(np.any(mine & idle & (copies.tier[rows] == tier)))
+
+
+def drop_leaf(books: Books, copy: int, reason: Reason, now_s: float) -> bool:
+    """`Books.drop_copy` for the usual victim: the only copy of a block that nothing hangs on, of one piece, which goes with its block.
+    False, with nothing done, for any other."""
+    copies, blocks, tree = books.copies, books.blocks, books.tree
+    block, piece = int(copies.block[copy]), int(copies.first_piece[copy])
+    is_only = blocks.first_copy[block] == copy and copies.next[copy] < 0
+    if not is_only or blocks.holds[block] or tree.children[block] or books.pieces.next[piece] >= 0:
+        return False
+    tier, part = TierId(int(copies.tier[copy])), int(copies.part[copy])
+    book, units, flags = (
+        books.space.books[tier],
+        int(copies.units[copy]),
+        int(copies.flags[copy]),
+    )
+    fingerprint, ns = books.fingerprint(block), NamespaceId(int(blocks.ns[block]))
+    place, pieces = books.place(piece), books.pieces
+    row = PieceRow(int(pieces.group[piece]), int(pieces.shard[piece]), place)
+    book.dirty -= not flags & CLEAN
+    book.sinks -= units if flags & SINK else 0
+    book.used[budget_of(part)] -= units
+    book.copies -= 1
+    if blocks.fast[block] != NOT_READABLE:
+        books.history.add(fingerprint, Forgotten(reason, tier, now_s))
+    books.long_places.pop(piece, None)
+    pieces.give(piece)
+    copies.give(copy)
+    blocks.first_copy[block] = -1
+    token = books.space.give(tier, (place,))
+    books.effects.append(Freed(tier, ns, fingerprint, (row,), reason, token, units))
+    parent = int(tree.parent[block])
+    above = books.copy_in(parent, tier, part) if parent >= 0 else -1
+    if above >= 0:
+        copies.kids[above] -= 1
+    books.drop_idle(block)
+    if above >= 0:
+        books.consider(above)
+    return True
