@@ -1,14 +1,13 @@
 """A bounded memory of why blocks are gone, for misses and `explain`."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.types import TierId
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(NamedTuple):
     """The last readable copy left this tier at this time."""
 
     reason: Reason
