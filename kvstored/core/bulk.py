@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, Recovered
+from kvstored.core.calls import Fingerprint, Recovered
 from kvstored.core.columns import READY, UNVERIFIED
 from kvstored.core.policies.base import budget_of
 from kvstored.core.readability import READABLE
@@ -90,7 +90,8 @@ def is_plain(books: Books, layout: Layout, columns: RecoveredColumns) -> Mask:
     ]
     rows = books.index.find(columns.fingerprints)
     vacant = (rows < 0) | (books.blocks.first_copy[rows] < 0)
-    _, first = np.unique(columns.fingerprints, axis=0, return_index=True)
+    # By halves: of two that share one the second is taken singly, which is right for any piece.
+    _, first = np.unique(columns.fingerprints[:, 0], return_index=True)
     is_first = np.zeros(len(columns), dtype=np.bool_)
     is_first[first] = True
     full = columns.valid == spec.block_tokens
@@ -107,10 +108,10 @@ def recover_plain(
     _link(books, ns, columns, rows, blocks)
     copies = _copies(books, tier, ns, columns, rows, blocks)
     _kids(books, tier, blocks, copies)
-    if books.layout_of(int(blocks[0])).spec.sink_tokens:
-        for copy, block in zip(copies.tolist(), blocks.tolist(), strict=True):
-            if not books.tree.depth[block]:
-                books.count_sink(copy, block, tier)
+    if books.layouts[ns].spec.sink_tokens:
+        is_root = books.tree.depth[blocks] == 0
+        for copy, block in zip(copies[is_root].tolist(), blocks[is_root].tolist(), strict=True):
+            books.count_sink(copy, block, tier)
 
 
 def _only_part(layout: Layout, part: Part) -> bool:
@@ -126,13 +127,7 @@ def _blocks(
     fingerprints = columns.fingerprints[rows]
     blocks = books.index.find(fingerprints)
     fresh = np.flatnonzero(blocks < 0)
-    made = table.take_many(len(fresh))
-    blocks[fresh] = made
-    table.ns[made] = ns
-    books.tree.ensure(table.capacity)
-    books.index.put_many(made, fingerprints[fresh])
-    for block in made.tolist():
-        books.tree.add(block)
+    blocks[fresh] = _made(books, ns, fingerprints[fresh])
     table.valid[blocks] = columns.valid[rows]
     table.hits[blocks] = columns.hits[rows]
     table.last_s[blocks] = columns.last_s[rows]
@@ -148,16 +143,47 @@ def _link(
     rows: NDArray[np.int64],
     blocks: Rows,
 ) -> None:
-    """Shallow ones first: linking a subtree late costs its size."""
-    tokens = books.layouts[ns].spec.block_tokens
-    above = books.index.find(columns.parents[rows])
-    for i in np.argsort(columns.depth[rows], kind="stable").tolist():
-        block = int(blocks[i])
-        parent = columns.parent(int(rows[i]))
-        if parent == NO_FINGERPRINT or books.tree.parent[block] >= 0:
-            continue
-        at = int(above[i])
-        books.link(block, at if at >= 0 else books.ensure_block(ns, parent, tokens))
+    """Shallow ones first: linking a subtree late costs its size. The blocks are full and have no copies, so that the rows' links are all
+    there is to do."""
+    tree, tokens = books.tree, books.layouts[ns].spec.block_tokens
+    parents = columns.parents[rows]
+    loose = np.flatnonzero((parents != 0).any(axis=1) & (tree.parent[blocks] < 0))
+    loose = loose[np.argsort(columns.depth[rows[loose]], kind="stable")]
+    parents = parents[loose]
+    above = books.index.find(parents)
+    absent = np.flatnonzero(above < 0)
+    distinct, which = _distinct(parents[absent])
+    stand_ins = _made(books, ns, distinct)
+    books.blocks.valid[stand_ins] = tokens
+    books.blocks.generation[stand_ins] = [books.next_generation() for _ in distinct]
+    above[absent] = stand_ins[which]
+    fit = (books.blocks.ns[above] == ns) & (books.blocks.valid[above] == tokens)
+    for block, parent in zip(blocks[loose[fit]].tolist(), above[fit].tolist(), strict=True):
+        tree.link(block, parent)
+    for parent in stand_ins[tree.children[stand_ins] == 0].tolist():
+        books.drop_idle(parent)
+
+
+def _made(books: Books, ns: NamespaceId, fingerprints: Fingerprints) -> Rows:
+    """Roots without copies."""
+    table = books.blocks
+    made: Rows = table.take_many(len(fingerprints))
+    table.ns[made] = ns
+    books.tree.ensure(table.capacity)
+    books.index.put_many(made, fingerprints)
+    books.tree.add_many(made)
+    return made
+
+
+def _distinct(fingerprints: Fingerprints) -> tuple[Fingerprints, NDArray[np.int64]]:
+    """Each once, and which of these each was."""
+    order = np.lexsort((fingerprints[:, 1], fingerprints[:, 0]))
+    ordered = fingerprints[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    which = np.empty(len(order), dtype=np.int64)
+    which[order] = np.cumsum(is_first) - 1
+    return ordered[is_first], which
 
 
 def _copies(
@@ -207,12 +233,23 @@ def _kids(books: Books, tier: TierId, blocks: Rows, copies: Rows) -> None:
     part = int(table.part[copies[0]])
     is_new = np.zeros(books.blocks.capacity, dtype=np.bool_)
     is_new[blocks] = True
-    for block, copy in zip(blocks.tolist(), copies.tolist(), strict=True):
-        if tree.children[block]:
-            below = (books.copy_in(child, tier, part) for child in tree.children_of(block))
-            table.kids[copy] = sum(1 for kid in below if kid >= 0)
-        parent = int(tree.parent[block])
-        if parent >= 0 and not is_new[parent]:
-            above = books.copy_in(parent, tier, part)
-            if above >= 0:
-                table.kids[above] += 1
+    parents = tree.parent[blocks]
+    parents = parents[parents >= 0]
+    above = _copies_in(books, parents[~is_new[parents]], tier, part)
+    np.add.at(table.kids, above[above >= 0], 1)
+    owners, children = tree.children_of_many(blocks)
+    has_copy = _copies_in(books, children, tier, part) >= 0
+    table.kids[copies] = np.bincount(owners[has_copy], minlength=len(copies))
+
+
+def _copies_in(books: Books, blocks: Rows, tier: TierId, part: int) -> Rows:
+    """The copy of each block in a tier and part, -1 where there is none."""
+    table = books.copies
+    at = books.blocks.first_copy[blocks]
+    other = np.flatnonzero(at >= 0)
+    while len(other):
+        here = at[other]
+        other = other[(table.tier[here] != int(tier)) | (table.part[here] != part)]
+        at[other] = table.next[at[other]]
+        other = other[at[other] >= 0]
+    return at

@@ -4,7 +4,7 @@ One thread owns it. Time comes in as `now_s` (wall clock seconds). After each ca
 books (rows and what follows from a change), fills, leases, claims (pins and requests), carriage (tasks), recovery, looking.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -327,7 +327,13 @@ class Catalog:
         return self._recovery.keep_aside(tier, rows, now_s)
 
     def recovery_done(self, tier: TierId, now_s: float) -> int:
-        return self._recovery.done(tier, now_s)
+        """All of `recovery_finish` at once; how many copies were dropped as incomplete."""
+        return sum(self._recovery.finish(tier, now_s))
+
+    def recovery_finish(self, tier: TierId, now_s: float) -> Iterator[int]:
+        """The scan of a tier is over: opens it when the iterator ends, a few milliseconds a step. Yields how many copies each step
+        dropped as incomplete; other calls may come between steps."""
+        return self._recovery.finish(tier, now_s)
 
     @property
     def recovering(self) -> frozenset[TierId]:

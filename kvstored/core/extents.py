@@ -7,25 +7,27 @@ Best fit, then lowest address: blocks of one namespace have one size, so the hol
 found again exactly, and a growing prefix is laid out upwards. What fits no run is gathered from the
 largest runs, at most `EXTENTS_MAX` of them.
 
-Two structures hold the free runs. `_Segment` orders them by address, for coalescing and claims.
+Two structures hold the free runs. `Segment` orders them by address, for coalescing and claims.
 `_order` and `_heaps` order them by length, then address; a heap forgets lazily: an address in it
-counts while a run of that length starts there.
+counts while a run of that length starts there. While a tier recovers its segments are a `UnitMap` instead.
 """
 
-from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.runs import Segment
 from kvstored.core.types import EXTENTS_MAX, Extent, Place
+from kvstored.core.unitmap import UnitMap
 
 _START_BITS = 32
 """An address is segment << _START_BITS | start."""
 _START_MASK = (1 << _START_BITS) - 1
-_PAGE_BITS = 12
-"""Runs are kept in sorted arrays by pages of 2^12 units: an insert moves 8 KiB at most."""
 _STALE_MAX = 64
 _RECENT_TAKES = 64
 
@@ -34,13 +36,15 @@ class Extents:
     """A few microseconds a call (50 when gathered from 10 runs); about 130 bytes a free run."""
 
     def __init__(self) -> None:
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, Segment] = {}
         self._order: list[int] = []
         self._heaps: dict[int, list[int]] = {}
         self._counts: dict[int, int] = {}
         self._free_units = 0
         self._capacity_units = 0
         self._recent: deque[int] = deque(maxlen=_RECENT_TAKES)
+        self._map: UnitMap | None = None
+        """Of the segments in which claims go on: they have no runs."""
 
     @property
     def free_units(self) -> int:
@@ -59,10 +63,41 @@ class Extents:
         """A new segment, wholly free. Runs never cross segments."""
         assert segment not in self._segments, "segment is there"
         assert 0 < units <= _START_MASK
-        self._segments[segment] = _Segment(units)
+        self._segments[segment] = Segment(units)
         self._capacity_units += units
         self._free_units += units
-        self._add(segment << _START_BITS, units)
+        if self._map is not None:
+            self._map.add(segment, units)
+        else:
+            self._add(segment << _START_BITS, units)
+
+    def begin_claims(self) -> None:
+        """Until `settle` nothing can be taken but by claims, which are cheap."""
+        if self._map is not None:
+            return
+        self._map = UnitMap()
+        for number, segment in self._segments.items():
+            self._map.add(number, segment.units)
+            end = 0
+            for start, units in [*segment.runs(), (segment.units, 0)]:
+                if start > end:
+                    self._map.take_many(np.asarray([(number, end, start - end)], dtype=np.int64))
+                end = start + units
+                if units:
+                    self._remove(number << _START_BITS | start, units)
+
+    def settle(self) -> bool:
+        """Make free runs of what was not claimed in one more segment; True when this was the last one."""
+        if self._map is None:
+            return True
+        segments = self._map.segments()
+        if segments:
+            starts, lengths = self._map.free_runs(segments[0])
+            self._map.drop(segments[0])
+            self._put_runs(segments[0], starts, lengths)
+        if len(segments) <= 1:
+            self._map = None
+        return self._map is None
 
     def take(self, units: int) -> Place | None:
         """One extent when a free run is long enough, else `EXTENTS_MAX` at most, by address.
@@ -105,6 +140,8 @@ class Extents:
 
         False, with nothing taken, when any unit is taken already or outside of the segments.
         """
+        if self._map is not None and extent.segment in self._map:
+            return bool(self.claim_many(np.asarray([extent], dtype=np.int64))[0])
         segment = self._segments.get(extent.segment)
         if segment is None or extent.start < 0 or extent.units <= 0:
             return False
@@ -121,6 +158,13 @@ class Extents:
             self._add(base | (extent.start + extent.units), after)
         self._free_units -= extent.units
         return True
+
+    def claim_many(self, extents: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The same between `begin_claims` and `settle` for many rows of (segment, start, units); rows that meet each other fail both."""
+        assert self._map is not None, "claims have not begun"
+        taken = self._map.take_many(extents)
+        self._free_units -= int(extents[taken, 2].sum())
+        return taken
 
     def give(self, place: Place) -> None:
         """Return taken units (all of a place or a part of it); they are free at once."""
@@ -140,7 +184,7 @@ class Extents:
         return sum(units * self._counts[units] for units in short) / self._free_units
 
     def free_runs(self, segment: int | None = None) -> Iterator[Extent]:
-        """All free runs (of one segment) by address; not to be used across changes."""
+        """All free runs (of one segment) by address, without those of segments in which claims go on; not to be used across changes."""
         numbers = sorted(self._segments) if segment is None else [segment]
         for number in numbers:
             for start, units in self._segments[number].runs():
@@ -175,7 +219,10 @@ class Extents:
         assert counts == self._counts
         assert sorted(counts) == self._order
         assert self._heaps.keys() == counts.keys()
-        assert self._free_units == sum(units * count for units, count in counts.items())
+        claimable = self._map.segments() if self._map is not None else []
+        assert not any(list(self.free_runs(number)) for number in claimable)
+        rest = sum(int(self._map.free_runs(n)[1].sum()) for n in claimable if self._map is not None)
+        assert self._free_units == rest + sum(units * count for units, count in counts.items())
         assert self._capacity_units == sum(segment.units for segment in self._segments.values())
 
     def _take(self, units: int) -> Place | None:
@@ -235,6 +282,10 @@ class Extents:
         segment = self._segments[number]
         end = start + units
         assert 0 <= start < end <= segment.units, "extent outside of its segment"
+        if self._map is not None and number in self._map:
+            self._map.give(Extent(number, start, units))
+            self._free_units += units
+            return
         base = number << _START_BITS
         left, left_units = segment.at_or_before(end - 1)
         assert left + left_units <= start, "units are free already"
@@ -248,6 +299,25 @@ class Extents:
             start, units = left, left_units + units
         segment.put(start, units + right_units)
         self._remember(base | start, units + right_units)
+
+    def _put_runs(self, number: int, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """All runs of a segment that has none yet."""
+        if not len(starts):
+            return
+        self._segments[number].fill(starts, lengths)
+        base = number << _START_BITS
+        order = np.argsort(lengths, kind="stable")
+        sizes, first = np.unique(lengths[order], return_index=True)
+        for units, same in zip(sizes.tolist(), np.split(order, first[1:]), strict=False):
+            addresses = (base | starts[same]).tolist()
+            if units in self._heaps:
+                heap = self._heaps[units]
+                heap.extend(addresses)
+                heapify(heap)
+            else:
+                self._heaps[units] = addresses
+                insort(self._order, units)
+            self._counts[units] = self._counts.get(units, 0) + len(addresses)
 
     def _add(self, address: int, units: int) -> None:
         self._segments[address >> _START_BITS].put(address & _START_MASK, units)
@@ -282,88 +352,6 @@ class Extents:
 
     def _units_at(self, address: int) -> int:
         return self._segments[address >> _START_BITS].units_at(address & _START_MASK)
-
-
-class _Segment:
-    """The free runs of one segment by address: pages of sorted starts with their lengths."""
-
-    __slots__ = ("_occupied", "_pages", "units")
-
-    def __init__(self, units: int) -> None:
-        self.units = units
-        self._pages: dict[int, tuple[array[int], array[int]]] = {}
-        self._occupied = 0
-        """Bit p is set when page p holds a start: finds a run that reaches in from a page below."""
-
-    def runs(self) -> Iterator[tuple[int, int]]:
-        for page in sorted(self._pages):
-            yield from zip(*self._pages[page], strict=True)
-
-    def at_or_before(self, unit: int) -> tuple[int, int]:
-        """Start and length of the last run that starts at or before this unit; (-1, 0) if none."""
-        page = unit >> _PAGE_BITS
-        here = self._pages.get(page)
-        if here is not None:
-            i = bisect_right(here[0], unit) - 1
-            if i >= 0:
-                return here[0][i], here[1][i]
-        below = self._occupied & ((1 << page) - 1)
-        if not below:
-            return -1, 0
-        starts, lengths = self._pages[below.bit_length() - 1]
-        return starts[-1], lengths[-1]
-
-    def units_at(self, start: int) -> int:
-        """Length of the run that starts exactly there, or 0."""
-        here = self._pages.get(start >> _PAGE_BITS)
-        if here is None:
-            return 0
-        starts, lengths = here
-        i = bisect_left(starts, start)
-        return lengths[i] if i < len(starts) and starts[i] == start else 0
-
-    def put(self, start: int, units: int) -> None:
-        """Enter a run, or give the one that starts there another length."""
-        page = start >> _PAGE_BITS
-        here = self._pages.get(page)
-        if here is None:
-            self._pages[page] = array("I", (start,)), array("I", (units,))
-            self._occupied |= 1 << page
-            return
-        starts, lengths = here
-        i = bisect_left(starts, start)
-        if i < len(starts) and starts[i] == start:
-            lengths[i] = units
-        else:
-            starts.insert(i, start)
-            lengths.insert(i, units)
-
-    def remove(self, start: int) -> None:
-        page = start >> _PAGE_BITS
-        starts, lengths = self._pages[page]
-        if len(starts) == 1:
-            assert starts[0] == start
-            del self._pages[page]
-            self._occupied ^= 1 << page
-            return
-        i = bisect_left(starts, start)
-        assert starts[i] == start
-        del starts[i], lengths[i]
-
-    def shorten(self, start: int, units: int) -> None:
-        """Cut so many units off the front of a longer run."""
-        page = start >> _PAGE_BITS
-        starts, lengths = self._pages[page]
-        i = bisect_left(starts, start)
-        assert starts[i] == start
-        assert lengths[i] > units
-        if (start + units) >> _PAGE_BITS == page:
-            starts[i] = start + units
-            lengths[i] -= units
-            return
-        rest = lengths[i] - units
-        self.remove(start)
-        self.put(start + units, rest)
 
 
 def _cut_at(whole: Extent, ends: Sequence[int]) -> Iterator[Place]:

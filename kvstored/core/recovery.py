@@ -4,7 +4,7 @@ Each found piece claims its space; two that claim the same space are both droppe
 copies. What a scan leaves incomplete is dropped at its end, and ranks follow the recorded times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,12 @@ from kvstored.core.calls import (
 )
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.quarantine import Quarantine
-from kvstored.core.types import Extent, NamespaceId, Place, TierId
+from kvstored.core.sorting import in_order
+from kvstored.core.types import Extent, NamespaceId, Place, Rows, TierId
 
+SLICE_COPIES = 1024
+"""Copies that are ranked at once."""
+SLICE_DROPS = 128
 NOBODY = 0
 """The session of rights from before a restart."""
 
@@ -36,6 +40,7 @@ class Recovery:
     def begin(self, tier: TierId) -> None:
         """Until `done` nothing is granted in this tier, and misses say that it is recovering."""
         self._books.recovering.add(tier)
+        self._books.space.books[tier].extents.begin_claims()
 
     def recover(
         self, tier: TierId, ns: NamespaceId, pieces: Sequence[Recovered], now_s: float
@@ -54,15 +59,8 @@ class Recovery:
         books = self._books
         kept = np.zeros(len(columns), dtype=np.bool_)
         plain = is_plain(books, books.layouts[ns], columns)
-        contested: list[Extent] = []
-        for i in np.flatnonzero(plain).tolist():
-            kept[i] = self._take(tier, (columns.extent(i),), now_s)
-            if not kept[i]:
-                contested.append(columns.extent(i))
-        for i in np.flatnonzero(kept).tolist() if contested else ():
-            if _meets(contested, columns.extent(i)):  # the earlier claimant was of this batch
-                books.space.books[tier].extents.give((columns.extent(i),))
-                kept[i] = False
+        rows = np.flatnonzero(plain)
+        kept[rows] = self._take_many(tier, columns.extents[rows].astype(np.int64), now_s)
         taken = np.flatnonzero(kept)
         for group in np.unique(columns.group[taken]):
             recover_plain(books, tier, ns, columns, taken[columns.group[taken] == group])
@@ -79,27 +77,57 @@ class Recovery:
             )
         return len(claimed) == len(rows)
 
-    def done(self, tier: TierId, now_s: float) -> int:
-        """The scan is over: drops incomplete copies, ranks the rest by recorded time; answers how many were dropped."""
+    def finish(self, tier: TierId, now_s: float) -> Iterator[int]:
+        """The scan is over: drops incomplete copies and ranks the rest by recorded time, in slices of a few milliseconds, after each
+        of which it yields how many it dropped. Other calls may come in between; the tier is open when it ends."""
         books = self._books
-        copies = books.copies
-        mine = (copies.tier[: copies.top] == int(tier)) & (copies.block[: copies.top] >= 0)
-        state, fills = copies.state[: copies.top], copies.fills[: copies.top]
-        incomplete = np.flatnonzero(mine & (state == FILLING) & (fills == 0))
-        for copy in incomplete.tolist():
-            books.drop_copy(copy, Reason.INCOMPLETE, now_s)
-        rows = np.flatnonzero(mine & (state == READY)).astype(np.int32)
-        at = copies.block[rows]
-        order = np.lexsort((-books.tree.depth[at], books.blocks.last_s[at]))
-        books.policy.touch(rows[order], TouchEvent.STORED, now_s)
-        owners = books.blocks.ns[at]
-        books.policy.first(rows[np.isin(owners, list(books.retired))])
+        while not books.space.books[tier].extents.settle():
+            yield 0
+        yield from self._drop_incomplete(tier, now_s)
+        rows = self._rows_of(tier, READY)
+        at = books.copies.block[rows]
+        has_any = bool(len(rows))
+        for chosen in in_order(books.blocks.last_s[at], -books.tree.depth[at]):
+            for begin in range(0, len(chosen), SLICE_COPIES):
+                self._rank(tier, rows[chosen[begin : begin + SLICE_COPIES]], now_s)
+                yield 0
+            if not len(chosen):
+                yield 0
         books.recovering.discard(tier)
-        if len(rows):
+        if has_any:
             books.history.began_late()
         self._contested.pop(tier, None)
+
+    def _drop_incomplete(self, tier: TierId, now_s: float) -> Iterator[int]:
+        books, copies = self._books, self._books.copies
+        rows = self._rows_of(tier, FILLING)
+        for begin in range(0, len(rows), SLICE_DROPS):
+            dropped = 0
+            for copy in rows[begin : begin + SLICE_DROPS].tolist():
+                is_mine = copies.block[copy] >= 0 and int(copies.tier[copy]) == tier
+                if is_mine and copies.state[copy] == FILLING and not copies.fills[copy]:
+                    books.drop_copy(copy, Reason.INCOMPLETE, now_s)
+                    dropped += 1
+            yield dropped
+
+    def _rows_of(self, tier: TierId, state: int) -> Rows:
+        copies = self._books.copies
+        mine = (copies.tier[: copies.top] == int(tier)) & (copies.block[: copies.top] >= 0)
+        return np.flatnonzero(mine & (copies.state[: copies.top] == state)).astype(np.int32)
+
+    def _rank(self, tier: TierId, rows: Rows, now_s: float) -> None:
+        """Those that are still here of some copies, in the order of their times."""
+        books, copies = self._books, self._books.copies
+        is_here = (copies.block[rows] >= 0) & (copies.tier[rows] == int(tier))
+        rows = rows[is_here & (copies.state[rows] == READY)]
+        if not len(rows):
+            return
+        at = copies.block[rows]
+        last_s = float(books.blocks.last_s[at[-1]])
+        books.policy.touch(rows, TouchEvent.STORED, min(last_s, now_s))
+        if books.retired:
+            books.policy.first(rows[np.isin(books.blocks.ns[at], list(books.retired))])
         books.consider_blocks(np.unique(at))
-        return len(incomplete)
 
     def _recover_one(self, tier: TierId, ns: NamespaceId, piece: Recovered, now_s: float) -> bool:
         books = self._books
@@ -141,6 +169,25 @@ class Recovery:
             contested.extend(place)
             self._drop_claimants(tier, place, now_s)
         return False
+
+    def _take_many(
+        self, tier: TierId, extents: NDArray[np.int64], now_s: float
+    ) -> NDArray[np.bool_]:
+        """The same for many records, of which those that meet each other go."""
+        book = self._books.space.books[tier].extents
+        contested = self._contested.setdefault(tier, [])
+        is_fit = np.ones(len(extents), dtype=np.bool_)
+        for segment, start, units in contested:
+            met = (extents[:, 0] == segment) & (extents[:, 1] < start + units)
+            is_fit &= ~(met & (extents[:, 1] + extents[:, 2] > start))
+        taken = np.zeros(len(extents), dtype=np.bool_)
+        taken[is_fit] = book.claim_many(extents[is_fit])
+        for row in extents[is_fit & ~taken].tolist():
+            extent = Extent(*row)
+            if book.has(extent):  # else it is from before the tier was made smaller
+                contested.append(extent)
+                self._drop_claimants(tier, (extent,), now_s)
+        return taken
 
     def _claim(self, tier: TierId, place: Place) -> bool:
         extents = self._books.space.books[tier].extents

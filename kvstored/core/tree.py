@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvstored.core.types import BlockRow, Rows
+from kvstored.core.types import BlockRow, Rows, as_rows
 
 SUBTREE_BLOCKS_MAX = 65_536
 """A larger subtree is not linked below a parent: bounds the time in which depths are mended."""
+_SCALAR_MAX = 16
+"""Below so many rows a Python loop over memory views beats array calls."""
 _NONE = -1
 
 
@@ -84,6 +87,18 @@ class PrefixTree:
         assert self._nodes[row] == _NONE, "row is in the tree"
         self._nodes[row] = self._new_node(row, row, 1)
 
+    def add_many(self, rows: Rows) -> None:
+        """As `add` for each."""
+        assert (self.node[rows] == _NONE).all(), "a row is in the tree"
+        reused = rows[: len(self._free_nodes)]
+        for row in reused.tolist():
+            self._nodes[row] = self._new_node(row, row, 1)
+        fresh = rows[len(reused) :]
+        self.node[fresh] = np.arange(len(self._lengths), len(self._lengths) + len(fresh))
+        self._heads.extend(fresh.tolist())
+        self._tails.extend(fresh.tolist())
+        self._lengths.extend([1] * len(fresh))
+
     def link(self, row: int, parent: int) -> bool:
         """Put a root with all that hangs below it under a parent.
 
@@ -106,8 +121,11 @@ class PrefixTree:
             self._join(parent, row)
         deeper = self._depths[parent] + 1
         self._depths[row] = deeper
-        if below:
+        if len(below) > _SCALAR_MAX:
             self.depth[below] += deeper
+        else:
+            for child in below:
+                self._depths[child] += deeper
         return True
 
     def remove(self, row: int) -> None:
@@ -141,12 +159,24 @@ class PrefixTree:
 
     def children_of(self, row: int) -> list[int]:
         """Rows right below, the newest link first."""
-        children = []
-        child = self._firsts[row]
-        while child != _NONE:
-            children.append(child)
-            child = self._nexts[child]
-        return children
+        first = self._firsts[row]
+        return [] if first == _NONE else [first, *self._after(first)]
+
+    def children_of_many(self, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+        """All rows right below these, in no order, and for each which of `rows` it is below."""
+        above = np.flatnonzero(self.children[rows])
+        child = self._first[rows[above]]
+        owners, found = [above], [child]
+        while len(child) > _SCALAR_MAX:
+            child = self._next[child]
+            above, child = above[child != _NONE], child[child != _NONE]
+            owners.append(above)
+            found.append(child)
+        for owner, first in zip(above.tolist(), child.tolist(), strict=True):
+            rest = self._after(first)
+            owners.append(np.full(len(rest), owner))
+            found.append(as_rows(rest))
+        return np.concatenate(owners), np.concatenate(found)
 
     def node_of(self, row: int) -> int:
         """Id of the run that holds this row, -1 when it is not in the tree."""
@@ -193,6 +223,15 @@ class PrefixTree:
                 head, tail = self._heads[node], self._tails[node]
                 assert self._nodes[head] == self._nodes[tail] == node
                 assert self._depths[tail] - self._depths[head] == length - 1
+
+    def _after(self, row: int) -> list[int]:
+        """The siblings that were linked before this one."""
+        siblings = []
+        row = self._nexts[row]
+        while row != _NONE:
+            siblings.append(row)
+            row = self._nexts[row]
+        return siblings
 
     def _value_of(self, node: int) -> PrefixNode:
         head, tail = self._heads[node], self._tails[node]

@@ -22,7 +22,7 @@ from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
 from kvstored.tiers.record import Records, State
 
-SLICE_RECORDS = 256
+SLICE_RECORDS = 512
 """Records that the loop takes up in one turn: a few milliseconds."""
 SCAN_RECORDS = 2048
 """Records of one call of the tier: reading them holds the interpreter lock, also while a page of the index comes from the disk."""
@@ -96,16 +96,20 @@ class Recovery:
                 await self._forget(tier, self._take_up(tier, part, found))
                 await asyncio.sleep(0)
             cursor, is_done = batch.cursor, batch.done
-        found.dropped += shell.catalog.recovery_done(tier, shell.now_s())
-        shell.apply()
+        for dropped in shell.catalog.recovery_finish(tier, shell.now_s()):
+            found.dropped += dropped
+            shell.apply()
+            await asyncio.sleep(0)
         give_back_free_memory()
         shell.counts["recovered_copies", tier.name.lower()] += found.kept
         return found
 
     def _take_up(self, tier: TierId, part: Slice, found: Found) -> list[tuple[PieceRef, Place]]:
         """Give the records to the catalog; those that it does not want."""
-        self._set_aside(tier, part.rows(part.records["state"] == State.FILLING), found)
-        ready = part.rows(part.records["state"] == State.READY)
+        state = part.records["state"]
+        is_ready = state == State.READY
+        self._set_aside(tier, part.rows(state == State.FILLING), found)
+        ready = part if is_ready.all() else part.rows(is_ready)
         dropped: list[tuple[PieceRef, Place]] = []
         for digest, mine in _by_namespace(ready):
             kept = self._recovered(tier, self._layout_of(digest), mine)
@@ -123,7 +127,7 @@ class Recovery:
         catalog, now_s = self._shell.catalog, self._shell.now_s()
         is_plain = mine.counts == 1
         if is_plain.any():
-            columns = columns_of(mine.rows(is_plain))
+            columns = columns_of(mine if is_plain.all() else mine.rows(is_plain))
             kept[is_plain] = catalog.recover_many(tier, layout.id, columns, now_s)
         if not is_plain.all():
             pieces = pieces_of(mine.rows(~is_plain))
@@ -220,6 +224,9 @@ def pieces_of(part: Slice) -> list[Recovered]:
 def _by_namespace(part: Slice) -> Iterator[tuple[bytes, Slice]]:
     """Runs of the records by their digest, each digest once."""
     packed = np.ascontiguousarray(part.records["digest"]).view(np.uint8).reshape(-1, DIGEST_BYTES)
+    if len(packed) and (packed == packed[0]).all():
+        yield packed[0].tobytes(), part
+        return
     digests, which = np.unique(packed, axis=0, return_inverse=True)
     for i, digest in enumerate(digests):
         yield digest.tobytes(), part.rows(which.reshape(-1) == i)
