@@ -158,8 +158,7 @@ def _link(
     books.blocks.generation[stand_ins] = [books.next_generation() for _ in distinct]
     above[absent] = stand_ins[which]
     fit = (books.blocks.ns[above] == ns) & (books.blocks.valid[above] == tokens)
-    for block, parent in zip(blocks[loose[fit]].tolist(), above[fit].tolist(), strict=True):
-        tree.link(block, parent)
+    tree.link_many(blocks[loose[fit]], above[fit])
     for parent in stand_ins[tree.children[stand_ins] == 0].tolist():
         books.drop_idle(parent)
 

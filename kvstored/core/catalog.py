@@ -311,6 +311,10 @@ class Catalog:
     def recovery_begin(self, tier: TierId) -> None:
         self._recovery.begin(tier)
 
+    def recovery_expect(self, records: int) -> Iterator[None]:
+        """Make room for so many records more, in steps of some milliseconds a million; it need not be exact."""
+        return self._recovery.expect(records)
+
     def recover(
         self, tier: TierId, ns: NamespaceId, pieces: Sequence[Recovered], now_s: float
     ) -> list[bool]:

@@ -50,6 +50,12 @@ class Table:
         self.live += count
         return rows
 
+    def reserve(self, rows: int) -> None:
+        """Room for so many rows more, so that none of them has to wait for a copy of all columns."""
+        more = rows - len(self._free)
+        if self.top + more > self.capacity:
+            self._grow(self.top + more)
+
     def give(self, row: int) -> None:
         for column, default in self._columns:
             column[row] = default

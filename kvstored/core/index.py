@@ -107,6 +107,14 @@ class FingerprintIndex:
                 at = (at + 1) & mask
             slots[at] = row
 
+    def reserve(self, rows: int) -> None:
+        """Room for so many rows in all."""
+        if rows > len(self._fingerprints):
+            grown = np.zeros((rows, 2), dtype=np.uint64)
+            grown[: len(self._fingerprints)] = self._fingerprints
+            self._allocate_fingerprints(grown)
+        self._reserve(max(rows, self._count), 0)
+
     def pop(self, row: int) -> None:
         """Forget a row that is in the index."""
         slots, words, mask, shift = self._slot_view, self._word_view, self._mask, self._shift

@@ -13,17 +13,18 @@ _SAMPLES = 16
 
 def in_order(major: NDArray[np.float64], minor: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
     """Row numbers by (major, minor) in chunks; empty ones before, while it is sorting. Rows of one `major` come in one chunk."""
-    runs: list[NDArray[np.int64]] = []
+    runs: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
     for begin in range(0, len(major), _SLICE_ROWS):
         here = slice(begin, begin + _SLICE_ROWS)
-        runs.append(begin + np.lexsort((minor[here], major[here])))
-        yield runs[-1][:0]
+        run = np.lexsort((minor[here], major[here]))
+        runs.append((begin + run, major[here][run]))
+        yield run[:0]
     if not runs:
         return
-    samples = np.sort(np.concatenate([major[run[:: _CHUNK_ROWS // _SAMPLES]] for run in runs]))
+    samples = np.sort(np.concatenate([values[:: _CHUNK_ROWS // _SAMPLES] for _, values in runs]))
     starts = np.unique(samples[_SAMPLES::_SAMPLES])
-    bounds = [[0, *np.searchsorted(major[run], starts).tolist(), len(run)] for run in runs]
+    bounds = [[0, *np.searchsorted(values, starts).tolist(), len(run)] for run, values in runs]
     for i in range(len(starts) + 1):
-        parts = [run[ends[i] : ends[i + 1]] for run, ends in zip(runs, bounds, strict=True)]
+        parts = [run[ends[i] : ends[i + 1]] for (run, _), ends in zip(runs, bounds, strict=True)]
         rows = np.concatenate(parts)
         yield rows[np.lexsort((minor[rows], major[rows]))]

@@ -128,6 +128,14 @@ class PrefixTree:
                 self._depths[child] += deeper
         return True
 
+    def link_many(self, rows: Rows, parents: Rows) -> None:
+        """As `link` for each in turn."""
+        for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):
+            if self._fan_outs[row] or self._fan_outs[parent] or row == parent:
+                self.link(row, parent)
+            else:
+                self._append(row, parent)
+
     def remove(self, row: int) -> None:
         """Forget a row that has no children."""
         assert self._fan_outs[row] == 0, "row has children"
@@ -278,6 +286,21 @@ class PrefixTree:
         self._parents[row] = parent
         self._fan_outs[parent] += 1
 
+    def _append(self, row: int, parent: int) -> None:
+        """Link a root without children below a row that has none either: the parent's run goes on."""
+        node, gone = self._nodes[parent], self._nodes[row]
+        assert node != _NONE, "parent is not in the tree"
+        assert gone != _NONE, "row is not in the tree"
+        assert self._parents[row] == _NONE, "row has a parent"
+        self._nodes[row] = node
+        self._tails[node] = row
+        self._lengths[node] += 1
+        self._free_node(gone)
+        self._firsts[parent] = row
+        self._parents[row] = parent
+        self._fan_outs[parent] = 1
+        self._depths[row] = self._depths[parent] + 1
+
     def _detach(self, row: int, parent: int) -> None:
         before, after = self._previouses[row], self._nexts[row]
         if before == _NONE:
@@ -350,4 +373,8 @@ class PrefixTree:
 
 
 def _grown(column: Rows, more: int, value: int) -> Rows:
-    return np.concatenate((column, np.full(more, value, dtype=np.int32)))
+    grown: Rows = np.zeros(len(column) + more, dtype=np.int32)
+    grown[: len(column)] = column
+    if value:
+        grown[len(column) :] = value
+    return grown

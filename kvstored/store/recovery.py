@@ -85,13 +85,17 @@ class Recovery:
         found = self.found.setdefault(tier, Found())
         lane = shell.tiers.arena_lane if tier is TierId.DRAM else shell.tiers.disk_lane
         source = shell.tiers.tier(tier)
-        cursor, is_done = 0, False
+        cursor, is_done, is_first = 0, False, True
         while not is_done:
             batch = await self._insisted(
                 lane,
                 lambda at=cursor: source.scan(at, SCAN_RECORDS),  # type: ignore[misc]  # default binds
             )
             found.unusable += batch.rejected
+            if is_first:
+                is_first = False
+                for _ in shell.catalog.recovery_expect(max(0, batch.left)):
+                    await asyncio.sleep(0)
             for part in slices_of(batch):
                 await self._forget(tier, self._take_up(tier, part, found))
                 await asyncio.sleep(0)

@@ -55,6 +55,7 @@ class ScanBatch:
 
     `extents`: shape (sum of extent_counts, 3), rows of (segment, start, units), the extents of each record in turn. `rejected`: records that were
     there and could not be used; the tier has forgotten them or will not serve them. Pass `cursor` to the next call until `done`.
+    `left`: how many records the tier may still have from the start of this batch on, 0 where it cannot tell cheaply.
     """
 
     records: Records
@@ -63,6 +64,7 @@ class ScanBatch:
     cursor: int
     done: bool
     rejected: int
+    left: int = 0
 
 
 class Tier(Protocol):

@@ -164,6 +164,7 @@ class Disk:
             cursor=raw.cursor,
             done=raw.cursor == KEY_END,
             rejected=len(unusable),
+            left=self._env.count(),
         )
 
     def close(self) -> None:
