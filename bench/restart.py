@@ -35,6 +35,8 @@ from kvstored.tiers.record import ROOT, Record
 from kvstored.units import format_size
 
 ANSWER_MAX_S = 2.0
+REOPEN_US_MAX = 15.0
+"""Of a record, from the start of the daemon on."""
 RAM_BYTES_MAX = 200
 """Of a block that lies only on NVMe."""
 CHAIN = 16
@@ -212,7 +214,12 @@ def reopen_rows(folder: Path, records: int) -> tuple[list[Row], list[str]]:
     assert found == len(_sample(records))
     rows = [
         Row(f"start to first answer, {records} records", "s", [answered_s], most=ANSWER_MAX_S),
-        Row(f"start until {records} records are reopened", "s", [reopened_s]),
+        Row(
+            f"start until {records} records are reopened",
+            "s",
+            [reopened_s],
+            most=max(ANSWER_MAX_S, records * REOPEN_US_MAX / 1e6),
+        ),
         Row("records reopened a second", "1/s", [records / (reopened_s - answered_s)]),
         Row("private memory a record", "B", [grown_bytes / records], most=RAM_BYTES_MAX),
         Row("private memory before", "MiB", [private_bytes / 2**20]),

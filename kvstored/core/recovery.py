@@ -27,6 +27,7 @@ from kvstored.core.types import Extent, NamespaceId, Place, Rows, TierId, as_row
 SLICE_COPIES = 1024
 """Copies that are ranked at once."""
 SLICE_DROPS = 128
+EXPECTED_SHARE = 32
 SLICE_ROWS = 131_072
 """Rows of the table of copies that are looked through at once."""
 NOBODY = 0
@@ -45,10 +46,13 @@ class Recovery:
         self._books.space.books[tier].extents.begin_claims()
 
     def expect(self, records: int) -> Iterator[None]:
-        """Make room for so many records more, a table a step: growing by an eighth each time took 20 ms and more of a million."""
+        """Make room for so many records more, a table a step: growing by an eighth each time took 20 ms and more of a million.
+
+        A part is added for blocks that are put meanwhile, and rows that are never used cost little.
+        """
         books = self._books
         for table in (books.blocks, books.copies, books.pieces):
-            table.reserve(records)
+            table.reserve(records + records // EXPECTED_SHARE)
             yield
         books.tree.ensure(books.blocks.capacity)
         yield
