@@ -6,7 +6,6 @@ derived columns (kids, fast, tiers, have, use of tiers) right; `checks.py` recom
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from kvstored.core.calls import (
     Visible,
 )
 from kvstored.core.columns import CLEAN, DOOMED, FILLING, FIRST, READY, SINK, SUSPECT, WAITING
-from kvstored.core.history import Forgotten, History
+from kvstored.core.history import Doomed, Forgotten, History
 from kvstored.core.lifetimes import Lifetimes
 from kvstored.core.policies.base import Policy
 from kvstored.core.policies.composite import Composite
@@ -40,15 +39,6 @@ from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId, as_rows
 WAITING_SLACK = 4096
 BELOW_MAX = 65_536
 """Blocks below a lost one that become first victims: bounds the time that its loss takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Doomed:
-    """What is left to know of a forgotten copy that is still read or written."""
-
-    ns: NamespaceId
-    fingerprint: Fingerprint
-    reason: Reason
 
 
 class Books(Tables):

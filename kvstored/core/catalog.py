@@ -20,7 +20,6 @@ from kvstored.core.calls import (
     Expired,
     Fingerprint,
     Grant,
-    Holding,
     Limits,
     PieceRow,
     Pinned,
@@ -30,10 +29,7 @@ from kvstored.core.calls import (
     Reserved,
     StoredPiece,
     TierLimits,
-    TierUse,
     TouchEvent,
-    TreeNode,
-    Verdict,
 )
 from kvstored.core.carriage import Carriage
 from kvstored.core.checkpoints import expire_checkpoints
@@ -44,11 +40,12 @@ from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking, Namespaces
+from kvstored.core.naming import forget_blocks, is_being_put, known_rows, readable_rows
 from kvstored.core.quarantine import Quarantine
-from kvstored.core.readability import NOT_READABLE
 from kvstored.core.recovery import Recovery
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
 from kvstored.core.usage import blocks_in
+from kvstored.core.views import Holding, TierUse, TreeNode, Verdict
 from kvstored.errors import Busy, Conflict, NotFound
 
 
@@ -162,7 +159,7 @@ class Catalog:
             self.books.drop_copy(copy, reason, now_s)
 
     def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        rows = self._readable(ns, keys)
+        rows = readable_rows(self.books, ns, keys)
         self.books.touch(np.asarray(rows, dtype=np.int32), TouchEvent.HINT, now_s)
         return len(rows)
 
@@ -185,7 +182,7 @@ class Catalog:
             if now != then:
                 raise Conflict(f"generation moved on: index={i} current={now} given={then}")
         for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
-            if row >= 0 and self._is_being_put(row):
+            if row >= 0 and is_being_put(self.books, row, self._carriage.is_target):
                 raise Conflict(f"somebody is writing it: index={i}")
         return self._fills.replace(call, now_s)
 
@@ -208,7 +205,7 @@ class Catalog:
         self._fills.abort(session, fills, now_s)
 
     def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        return self._forget_blocks(self._known_rows(ns, keys), Reason.REMOVED, now_s)
+        return self._forget_blocks(known_rows(self.books, ns, keys), Reason.REMOVED, now_s)
 
     def clear(self, ns: NamespaceId, now_s: float) -> int:
         return self._forget_blocks(blocks_in(self.books, ns).tolist(), Reason.REMOVED, now_s)
@@ -291,7 +288,7 @@ class Catalog:
         self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
     ) -> tuple[list[CopyTask], list[int]]:
         """Tasks that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
-        return self._carriage.prefetch(self._readable(ns, keys), target, now_s)
+        return self._carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
 
     # ---- time
 
@@ -394,33 +391,7 @@ class Catalog:
         if session not in self._sessions:
             raise NotFound(f"no such session: session={session}; open a new one")
 
-    def _known_rows(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
-        """Rows of the keys in their order, each once; those of mere parents included."""
-        rows = self.books.index.find(keys.fingerprints)
-        there = (rows >= 0) & (self.books.blocks.ns[rows] == ns)
-        return list(dict.fromkeys(rows[there].tolist()))
-
-    def _readable(self, ns: NamespaceId, keys: KeyBatch) -> list[int]:
-        fast = self.books.blocks.fast
-        return [row for row in self._known_rows(ns, keys) if fast[row] != NOT_READABLE]
-
-    def _is_being_put(self, block: int) -> bool:
-        """A fill is open on it, or shards of it are still to come."""
-        copies = self.books.copies
-        return any(
-            copies.tier[copy] == int(TierId.DRAM)
-            and copies.state[copy] == FILLING
-            and not self._carriage.is_target(copy)
-            for copy in self.books.copies_of(block)
-        )
-
     def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
-        """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit."""
-        books = self.books
-        forgotten = 0
-        for block in sorted(rows, key=lambda row: -int(books.tree.depth[row])):
-            forgotten += books.blocks.ns[block] >= 0 and books.blocks.fast[block] != NOT_READABLE
-            for copy in list(books.copies_of(block)):
-                books.drop_copy(copy, reason, now_s)
+        forgotten = forget_blocks(self.books, rows, reason, now_s)
         self._claims.removed(rows)
-        return int(forgotten)
+        return forgotten

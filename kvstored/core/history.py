@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from kvstored.core.calls import Fingerprint, Reason
-from kvstored.core.types import TierId
+from kvstored.core.types import NamespaceId, TierId
 
 
 class Forgotten(NamedTuple):
@@ -13,6 +13,14 @@ class Forgotten(NamedTuple):
     reason: Reason
     tier: TierId
     at_s: float
+
+
+class Doomed(NamedTuple):
+    """What is left to know of a forgotten copy that is still read or written."""
+
+    ns: NamespaceId
+    fingerprint: Fingerprint
+    reason: Reason
 
 
 class History:

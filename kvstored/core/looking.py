@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Fingerprint, Holding, Reason, TreeNode, Verdict
+from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.carriage import Carriage
 from kvstored.core.claims import Claims
 from kvstored.core.columns import FILLING, READY
@@ -15,6 +15,7 @@ from kvstored.core.groups import checkpoint_tokens
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, Match, NamespaceId, Part, Rows, TierId
+from kvstored.core.views import Holding, TreeNode, Verdict
 
 Namespaces = Collection[NamespaceId]
 

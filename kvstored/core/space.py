@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvstored.core.calls import TierLimits, TierUse
+from kvstored.core.calls import TierLimits
 from kvstored.core.extents import Extents
 from kvstored.core.types import UNIT_BYTES, Budget, Extent, Place, TierId
+from kvstored.core.views import TierUse
 
 SUSPECTS_MAX = 1024
 """Runs of suspect space that are told apart; beyond it whole segments are suspect."""

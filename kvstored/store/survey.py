@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvstored.core.calls import Fingerprint, Reason, Verdict
+from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.keys import fingerprint
 from kvstored.core.namespace import alias
 from kvstored.core.types import Extent, Layout, Place, TierId
 from kvstored.core.usage import copy_at
+from kvstored.core.views import Verdict
 from kvstored.errors import Corrupt
 from kvstored.store.lane import Urgency
 from kvstored.store.shell import Shell

@@ -2,17 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvstored.core.calls import (
-    FillStatus,
-    Grant,
-    Granted,
-    ReadStatus,
-    Reason,
-    Reserved,
-    TreeNode,
-    Verdict,
-)
+from kvstored.core.calls import FillStatus, Grant, Granted, ReadStatus, Reason, Reserved
 from kvstored.core.types import Layout, Match, Place
+from kvstored.core.views import TreeNode, Verdict
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.events import Event
 from kvstored.store.jobs import Job

@@ -8,8 +8,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kvstored import __version__
-from kvstored.core.calls import Holding, Reason, TierUse
+from kvstored.core.calls import Reason
 from kvstored.core.types import UNIT_BYTES, Fingerprints, KeyBatch, Layout, NamespaceId, TierId
+from kvstored.core.views import Holding, TierUse
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.store import Store

@@ -22,7 +22,6 @@ from kvstored.core.calls import (
     Reserved,
     StoredPiece,
     TierLimits,
-    Verdict,
 )
 from kvstored.core.catalog import Catalog
 from kvstored.core.columns import READY
@@ -42,6 +41,7 @@ from kvstored.core.types import (
     SessionId,
     TierId,
 )
+from kvstored.core.views import Verdict
 
 UNIT = UNIT_BYTES
 LINEAR = GroupSpec("kv", GroupKind.LINEAR, UNIT)

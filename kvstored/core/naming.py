@@ -1,0 +1,42 @@
+"""Blocks that a caller names: their rows, and forgetting them."""
+
+from collections.abc import Callable, Sequence
+
+from kvstored.core.books import Books
+from kvstored.core.calls import Reason
+from kvstored.core.columns import FILLING
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.types import KeyBatch, NamespaceId, TierId
+
+
+def known_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
+    """Rows of the keys in their order, each once; those of mere parents included."""
+    rows = books.index.find(keys.fingerprints)
+    there = (rows >= 0) & (books.blocks.ns[rows] == ns)
+    return list(dict.fromkeys(rows[there].tolist()))
+
+
+def readable_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
+    fast = books.blocks.fast
+    return [row for row in known_rows(books, ns, keys) if fast[row] != NOT_READABLE]
+
+
+def is_being_put(books: Books, block: int, is_target: Callable[[int], bool]) -> bool:
+    """A fill is open on the block, or shards of it are still to come; targets of tasks do not count."""
+    copies = books.copies
+    return any(
+        copies.tier[copy] == int(TierId.DRAM)
+        and copies.state[copy] == FILLING
+        and not is_target(copy)
+        for copy in books.copies_of(block)
+    )
+
+
+def forget_blocks(books: Books, rows: Sequence[int], reason: Reason, now_s: float) -> int:
+    """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit. Answers how many were readable."""
+    forgotten = 0
+    for block in sorted(rows, key=lambda row: -int(books.tree.depth[row])):
+        forgotten += books.blocks.ns[block] >= 0 and books.blocks.fast[block] != NOT_READABLE
+        for copy in list(books.copies_of(block)):
+            books.drop_copy(copy, reason, now_s)
+    return int(forgotten)
