@@ -256,3 +256,15 @@ def test_a_disk_that_fails_for_a_while_delays_recovery_and_ends_nothing(
         await later.check_nothing_leaked()
 
     running(later, main)
+
+
+def test_slices_shrink_where_their_records_take_long_and_grow_again() -> None:
+    # Of records in chains of 2,000 blocks one slice of 512 took 46 ms.
+    size = recovery.SLICE_RECORDS
+    for _ in range(9):
+        size = recovery.paced(size, 0.02)
+    assert size == recovery.SLICE_RECORDS_MIN
+    assert recovery.paced(size, 0.004) == size
+    for _ in range(9):
+        size = recovery.paced(size, 0.001)
+    assert size == recovery.SLICE_RECORDS
