@@ -29,6 +29,7 @@ def refused(*arguments: str) -> str:
 
 
 def check_serves(served: Served) -> None:
+    served.recovered()  # until then a put finds no space
     with Client(served.address) as client:
         namespace = client.open_namespace(spec_of(SIZE))
         key = os.urandom(32)
