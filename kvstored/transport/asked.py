@@ -3,6 +3,7 @@
 Nothing here changes anything: a call whose message is bad has done nothing.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from kvstored.core import keys as block_keys
 from kvstored.core.calls import Acquire, Parents, Reserve
 from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
-from kvstored.core.types import KeyBatch, Layout, NamespaceSpec
+from kvstored.core.types import KeyBatch, Layout, NamespaceSpec, TierId
 from kvstored.core.usage import depth_of
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -42,11 +43,24 @@ class Get:
     wait_s: float
 
 
+SCAN_WAIT_S, SCAN_LOOK_S = 1.0, 0.005
+"""How long a put waits for the scan of memory after a restart, and how often it looks."""
+
+
 class Asked:
     """Reads messages against the sessions and namespaces of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    async def scanned(self) -> None:
+        """Right after a restart nothing is granted in memory until it is scanned, which takes milliseconds a GiB: a put waits for that a
+        little, instead of finding no space."""
+        catalog, loop = self._store.shell.catalog, asyncio.get_running_loop()
+        ends_s = loop.time() + SCAN_WAIT_S
+        # a few looks after a restart are not worth an event that everything else would have to keep
+        while TierId.DRAM in catalog.recovering and loop.time() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(SCAN_LOOK_S)
 
     def session(self, token: bytes, caller: Caller) -> Session:
         return self._store.clients.use(token, tenant=caller.tenant)

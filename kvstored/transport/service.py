@@ -217,9 +217,11 @@ class StoreService:
     # ---- put
 
     async def _reserve(self, request: pb.ReserveRequest, caller: Caller) -> pb.ReserveResponse:
+        await self._asked.scanned()
         return self._reserved(self._asked.put(request, caller))
 
     async def _replace_if(self, request: pb.ReplaceIfRequest, caller: Caller) -> pb.ReserveResponse:
+        await self._asked.scanned()
         put = self._asked.put(request.reserve, caller)
         generations = unpack_u64(request.generations, "generations", len(put.call.keys))
         reserved = self._store.puts.replace_if(
