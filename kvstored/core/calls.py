@@ -4,7 +4,6 @@ Expected outcomes are values here (granted, present, in progress, no space, a mi
 change course. Values that come by the thousand are named tuples: a frozen dataclass takes three times as long to make.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -347,6 +346,3 @@ class Expired:
     leases: int
     pins: int
     copies: int
-
-
-Checksums = Sequence[int]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.core.books import Books
-from kvstored.core.calls import CopyTask, PieceMove, PieceRow, Reason, StoredPiece
+from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
 from kvstored.core.columns import CLEAN, DOOMED, READY, WAITING
 from kvstored.core.eviction import Evictor
 from kvstored.core.policies.base import budget_of
@@ -229,7 +229,3 @@ class Carriage:
             return True
         block = int(books.copies.block[copy])
         return int(books.blocks.hits[block]) >= book.limits.admit_hits
-
-
-def source_rows(task: CopyTask) -> tuple[PieceRow, ...]:
-    return tuple(PieceRow(move.group, move.shard, move.source) for move in task.moves)

@@ -256,9 +256,6 @@ class Catalog:
 
     # ---- copies between tiers
 
-    def begin_copy(self, copy: int, target: TierId, now_s: float) -> CopyTask | None:
-        return self._carriage.begin(copy, target, now_s)
-
     def commit_copy(self, task: int, stored: Sequence[StoredPiece], now_s: float) -> None:
         self._carriage.commit(task, stored, now_s)
 

@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 NamespaceId = NewType("NamespaceId", int)
 BlockRow = NewType("BlockRow", int)
-CopyRow = NewType("CopyRow", int)
 PieceRow = NewType("PieceRow", int)
-FillId = NewType("FillId", int)
-LeaseId = NewType("LeaseId", int)
-PinId = NewType("PinId", int)
 SessionId = NewType("SessionId", int)
 
 Rows = NDArray[np.int32]
@@ -202,16 +198,6 @@ class Extent(NamedTuple):
 
 
 Place = tuple[Extent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PieceId:
-    """Identity of stored bytes: (namespace digest, group, shard, key)."""
-
-    digest: bytes
-    key: bytes
-    group: int
-    shard: int
 
 
 @dataclass(frozen=True, slots=True)
