@@ -19,6 +19,7 @@ from bench.machine import REPOSITORY, Report, Row, parser, tell
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import Acquire, Freed, Limits, Parents, Reserve, TierLimits
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import singly
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import (
     BATCH_KEYS_MAX,
@@ -105,7 +106,7 @@ class Tier:
         fills = [grant.fill for grant in reserved.grants if grant is not None]
         assert len(fills) == len(keys), "not granted"
         self.catalog.commit(self.session, fills, [{0: 1}] * len(fills), self.now_s)
-        return sum(isinstance(effect, Freed) for effect in self.catalog.drain())
+        return sum(isinstance(effect, Freed) for effect in singly(self.catalog.drain()))
 
     def read(self, keys: KeyBatch) -> None:
         call = Acquire(

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.core.calls import (
-    Effect,
     Fingerprint,
     Freed,
     Leased,
@@ -21,6 +20,7 @@ from kvstored.core.calls import (
     TouchEvent,
     Visible,
 )
+from kvstored.core.columnar import AnyEffect
 from kvstored.core.columns import CLEAN, DOOMED, FILLING, FIRST, READY, SINK, SUSPECT, WAITING
 from kvstored.core.history import Doomed, Forgotten, History
 from kvstored.core.lifetimes import Lifetimes
@@ -53,7 +53,7 @@ class Books(Tables):
         self.retired: set[int] = set()
         self.recovering: set[TierId] = set()
         self.doomed: dict[int, Doomed] = {}
-        self.effects: list[Effect] = []
+        self.effects: list[AnyEffect] = []
         self.history = History(limits.history_max)
         self.waiting: deque[int] = deque()
         self.lifetimes = Lifetimes()
@@ -206,6 +206,9 @@ class Books(Tables):
 
     def path_of(self, blocks: Rows) -> Rows:
         """These blocks and all above them, each once."""
+        if len(blocks) and (self.tree.parent[blocks[1:]] == blocks[:-1]).all():  # one path
+            above = int(self.tree.parent[blocks[0]])
+            return blocks if above < 0 else np.concatenate((self.tree.path(above), blocks))
         path = dict.fromkeys(blocks.tolist())
         for block in blocks.tolist():
             above = int(self.tree.parent[block])
@@ -269,21 +272,6 @@ class Books(Tables):
         self.policy.touch(at, event, now_s)
         self._wait_again(at[::-1])  # parents before children
 
-    def copies_of_many(self, blocks: Rows) -> Rows:
-        """The copies of the first block, then those of the second, and so on."""
-        place = np.arange(len(blocks))
-        at = self.blocks.first_copy[blocks]
-        places, found = [], []
-        while len(at):
-            place, at = place[at >= 0], at[at >= 0]
-            places.append(place)
-            found.append(at)
-            at = self.copies.next[at]
-        if len(found) <= 1:
-            return found[0] if found else at
-        rows: Rows = np.concatenate(found)[np.argsort(np.concatenate(places), kind="stable")]
-        return rows
-
     def due_s(self, copy: int) -> float:
         """When a window/state copy ends: a lifetime after its last use."""
         return float(self.blocks.last_s[self.copies.block[copy]]) + self.lifetime_s(copy)
@@ -339,13 +327,25 @@ class Books(Tables):
         for copy in copies[dirty & (table.tier[copies] == int(TierId.DRAM))]:
             self.wait(int(copy))
 
+    def mark_leased(self, copies: Rows, *, leased: bool) -> None:
+        """The first reader of these ready copies of one extent in memory came, or the last one went."""
+        pieces = self.copies.first_piece[copies]
+        heads = zip(
+            self.pieces.segment[pieces].tolist(), self.pieces.start[pieces].tolist(), strict=True
+        )
+        self._leased_effect(leased=leased).heads.extend(heads)
+
     def _mark_leased(self, copy: int, *, leased: bool) -> None:
         if int(self.copies.tier[copy]) == TierId.DRAM and self.copies.state[copy] == READY:
-            last = self.effects[-1] if self.effects else None
-            if not isinstance(last, Leased) or last.leased is not leased:
-                last = Leased([], leased)
-                self.effects.append(last)
-            last.heads.extend(self.heads_of(copy))
+            self._leased_effect(leased=leased).heads.extend(self.heads_of(copy))
+
+    def _leased_effect(self, *, leased: bool) -> Leased:
+        last = self.effects[-1] if self.effects else None
+        if isinstance(last, Leased) and last.leased is leased:
+            return last
+        fresh = Leased([], leased)
+        self.effects.append(fresh)
+        return fresh
 
     def block_returned(self, block: int) -> None:
         """What it made unreachable is of use again; shorter blocks of the same parent are not."""

@@ -148,12 +148,6 @@ class Granted(NamedTuple):
     pieces: tuple[GrantedPiece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    status: list[FillStatus]
-    grants: list[Granted | None]
-
-
 class Committed(NamedTuple):
     """A fill that became part of its copy. `visible`: the block can be read now (all required groups of all shards are there)."""
 
@@ -249,12 +243,6 @@ class ReadBlock:
     unverified: bool
     must_verify: bool
     reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    lease: int
-    blocks: list[ReadBlock]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,14 @@ from kvstored.core.calls import (
     Acquired,
     Committed,
     CopyTask,
-    Effect,
     Expired,
     Fingerprint,
-    Grant,
     Limits,
     PieceRow,
     Pinned,
     Reason,
     Recovered,
     Reserve,
-    Reserved,
     StoredPiece,
     TierLimits,
     TouchEvent,
@@ -35,6 +32,7 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.checkpoints import expire_checkpoints
 from kvstored.core.checks import check
 from kvstored.core.claims import Claims
+from kvstored.core.columnar import AnyEffect, Grant, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
@@ -43,6 +41,7 @@ from kvstored.core.looking import Looking, Namespaces
 from kvstored.core.naming import forget_blocks, is_being_put, known_rows, readable_rows
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
+from kvstored.core.rights import FillRun
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import Holding, TierUse, TreeNode, Verdict
@@ -68,7 +67,7 @@ class Catalog:
         self._sessions: set[int] = set()
         self._last_session = 0
 
-    def drain(self) -> list[Effect]:
+    def drain(self) -> list[AnyEffect]:
         """What the shell has to do for the calls since the last drain, in order."""
         effects, self.books.effects = self.books.effects, []
         return effects
@@ -201,17 +200,24 @@ class Catalog:
                 self._claims.sealed(session, fill.request_id, fill.block)
         return outcomes
 
+    def commit_run(
+        self, session: SessionId, fills: Sequence[int], checksums: NDArray[np.uint64], now_s: float
+    ) -> FillRun | None:
+        """As `commit` for all fills of one `GrantedMany` in order: all are visible then. None, with nothing done, where it cannot."""
+        run = self._fills.commit_run(session, fills, checksums, now_s)
+        if run is not None and run.request_id:
+            for block in run.blocks.tolist():
+                self._claims.sealed(session, run.request_id, block)
+        return run
+
     def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
         self._fills.abort(session, fills, now_s)
 
     def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
         return self._forget_blocks(known_rows(self.books, ns, keys), Reason.REMOVED, now_s)
 
-    def clear(self, ns: NamespaceId, now_s: float) -> int:
-        return self._forget_blocks(blocks_in(self.books, ns).tolist(), Reason.REMOVED, now_s)
-
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
-        """Like `clear`, for these rows as far as they still are blocks of the namespace."""
+        """Forget these rows as far as they still are blocks of the namespace."""
         mine = rows[self.books.blocks.ns[rows] == ns]
         return self._forget_blocks(mine.tolist(), Reason.REMOVED, now_s)
 

@@ -42,7 +42,7 @@ def _check_blocks(books: Books) -> None:
 def _check_copies(books: Books, fills: Fills, carriage: Carriage) -> None:
     copies = books.copies
     open_fills: Counter[int] = Counter()
-    for fill in fills.open.values():
+    for fill in fills.open:
         open_fills.update({int(books.pieces.copy[row]) for row in fill.pieces})
     open_fills.update(task.target_copy for task in carriage.tasks.values())
     live = [copy for copy in range(copies.top) if copies.state[copy] != FREE]
@@ -121,7 +121,7 @@ def _check_space(books: Books) -> None:
 
 def _check_holds(books: Books, fills: Fills, leases: Leases, claims: Claims) -> None:
     holds: Counter[int] = Counter()
-    for fill in fills.open.values():
+    for fill in fills.open:
         holds[fill.block] += 1
     paths = [lease.path for lease in leases.open.values()]
     paths += [pin.path for pin in claims.pins.values()]

@@ -166,9 +166,12 @@ class Claims:
         return self._join(request, self._run(keys, request.ns))
 
     def sealed(self, session: int, id_: bytes, block: int) -> None:
-        """A block put on behalf of a request became readable. A request that is over is no error."""
+        """A block put on behalf of a request became readable. A request that is over is no error, and neither is one of another
+        namespace: it has no such blocks."""
         request = self.requests.get((session, id_))
-        if request is not None and block not in request.sealed:
+        if request is None or request.ns != int(self._books.blocks.ns[block]):
+            return
+        if block not in request.sealed:
             request.sealed.append(block)
             self._join(request, as_rows([block]))
 

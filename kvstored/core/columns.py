@@ -62,6 +62,12 @@ class Table:
         self.live -= 1
         self._free.append(row)
 
+    def give_many(self, rows: NDArray[np.int32]) -> None:
+        for column, default in self._columns:
+            column[rows] = default
+        self.live -= len(rows)
+        self._free.extend(rows.tolist())
+
     def _grow(self, capacity: int) -> None:
         for name, (dtype, default) in self.defaults.items():
             column: NDArray[np.generic] = np.zeros(capacity, dtype=dtype)

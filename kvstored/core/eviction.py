@@ -9,13 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Freed, PieceRow, Reason
+from kvstored.core.calls import Reason
 from kvstored.core.clearing import clear_run
-from kvstored.core.columns import CLEAN, READY, SINK
-from kvstored.core.history import Forgotten
-from kvstored.core.policies.base import budget_of
-from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId
+from kvstored.core.columns import READY
+from kvstored.core.leaving import drop_victims
+from kvstored.core.space import TierBook
+from kvstored.core.types import Budget, Part, Place, Rows, TierId
 
 
 class Evictor:
@@ -36,11 +35,13 @@ class Evictor:
         if need > space.limit(tier, budget) or tier in self._books.recovering:
             return None
         book = space.books[tier]
-        while space.over(tier, budget, need) or book.extents.free_units < need:
+        limit = space.limit(tier, budget)
+        while (short := self._short(book, budget, limit, need)) > 0:
             over = space.over(tier, budget, need)
             if not over and book.discarding:
                 return None
-            if not self._evict(tier, self._debtor(tier, budget, over), Reason.DEMAND, now_s):
+            debtor = self._debtor(tier, budget, over)
+            if not self._evict(tier, debtor, Reason.DEMAND, now_s, units=short):
                 return None
         places = space.take(tier, budget, units)
         return self._cleared(tier, budget, units, now_s) if places is None else places
@@ -51,15 +52,23 @@ class Evictor:
         limit, need = space.limit(tier, Budget.GLOBAL), units * count
         if units > limit or tier in self._books.recovering:
             return 0
-        while book.used[Budget.GLOBAL] + need > limit or book.extents.free_units < need:
+        while (short := self._short(book, Budget.GLOBAL, limit, need)) > 0:
             over = book.used[Budget.GLOBAL] + need > limit
             if not over and book.discarding:
                 break
             debtor = self._debtor(tier, Budget.GLOBAL, over)
-            if not self._evict(tier, debtor, Reason.DEMAND, now_s):
+            if not self._evict(tier, debtor, Reason.DEMAND, now_s, units=short):
                 break
         free = min(limit - book.used[Budget.GLOBAL], book.extents.free_units)
         return max(0, min(count, free // units))
+
+    def _short(self, book: TierBook, budget: Budget, limit: int, need: int) -> int:
+        """Units that have to leave first for the budget's limit, then for space; none where this is not above 0."""
+        return (
+            book.used[budget] + need - limit
+            if book.used[budget] + need > limit
+            else need - book.extents.free_units
+        )
 
     def _cleared(
         self, tier: TierId, budget: Budget, units: list[int], now_s: float
@@ -91,12 +100,15 @@ class Evictor:
                 self._shrinking.add((tier, budget))
             if (tier, budget) not in self._shrinking:
                 continue
-            while space.books[tier].used[budget] > int(limit * limits.low):
+            low = int(limit * limits.low)
+            while (over := space.books[tier].used[budget] - low) > 0:
                 if evicted == copies_max:
                     return evicted
-                if not self._evict(tier, budget, Reason.WATERMARK, now_s):
+                most = over if copies_max is None else copies_max - evicted
+                left = self._evict(tier, budget, Reason.WATERMARK, now_s, units=over, most=most)
+                if not left:
                     break
-                evicted += 1
+                evicted += left
             self._shrinking.discard((tier, budget))
         return evicted
 
@@ -117,17 +129,25 @@ class Evictor:
             return other
         return budget
 
-    def _evict(self, tier: TierId, budget: Budget, reason: Reason, now_s: float) -> bool:
+    def _evict(
+        self,
+        tier: TierId,
+        budget: Budget,
+        reason: Reason,
+        now_s: float,
+        *,
+        units: int = 1,
+        most: int = 1 << 30,
+    ) -> int:
+        """The next victim leaves, and with it others until `units` or `most` copies have left; answers how many."""
         victim = self._books.policy.victim(tier, budget, now_s)
         if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
             victim = self._victim_of_pins(tier, budget, now_s)
         if victim is None:
-            return False
+            return 0
         if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
             reason = Reason.RETIRED
-        if not drop_leaf(self._books, victim, reason, now_s):
-            self._books.drop_copy(victim, reason, now_s)
-        return True
+        return drop_victims(self._books, victim, units, most, reason, now_s)
 
     def _victim_of_pins(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         for path, release in list(self.soft_pins.values()):
@@ -145,42 +165,3 @@ class Evictor:
         mine = (copies.part[rows] == Part.CHECKPOINT) == (budget is Budget.CHECKPOINT)
         idle = (copies.state[rows] == READY) & (copies.readers[rows] == 0)
         return bool(np.any(mine & idle & (copies.tier[rows] == tier)))
-
-
-def drop_leaf(books: Books, copy: int, reason: Reason, now_s: float) -> bool:
-    """`Books.drop_copy` for the usual victim: the only copy of a block that nothing hangs on, of one piece, which goes with its block.
-    False, with nothing done, for any other."""
-    copies, blocks, tree = books.copies, books.blocks, books.tree
-    block, piece = int(copies.block[copy]), int(copies.first_piece[copy])
-    is_only = blocks.first_copy[block] == copy and copies.next[copy] < 0
-    if not is_only or blocks.holds[block] or tree.children[block] or books.pieces.next[piece] >= 0:
-        return False
-    tier, part = TierId(int(copies.tier[copy])), int(copies.part[copy])
-    book, units, flags = (
-        books.space.books[tier],
-        int(copies.units[copy]),
-        int(copies.flags[copy]),
-    )
-    fingerprint, ns = books.fingerprint(block), NamespaceId(int(blocks.ns[block]))
-    place, pieces = books.place(piece), books.pieces
-    row = PieceRow(int(pieces.group[piece]), int(pieces.shard[piece]), place)
-    book.dirty -= not flags & CLEAN
-    book.sinks -= units if flags & SINK else 0
-    book.used[budget_of(part)] -= units
-    book.copies -= 1
-    if blocks.fast[block] != NOT_READABLE:
-        books.history.add(fingerprint, Forgotten(reason, tier, now_s))
-    books.long_places.pop(piece, None)
-    pieces.give(piece)
-    copies.give(copy)
-    blocks.first_copy[block] = -1
-    token = books.space.give(tier, (place,))
-    books.effects.append(Freed(tier, ns, fingerprint, (row,), reason, token, units))
-    parent = int(tree.parent[block])
-    above = books.copy_in(parent, tier, part) if parent >= 0 else -1
-    if above >= 0:
-        copies.kids[above] -= 1
-    books.drop_idle(block)
-    if above >= 0:
-        books.consider(above)
-    return True

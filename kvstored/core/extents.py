@@ -129,6 +129,20 @@ class Extents:
             places.append(place)
         return places
 
+    def take_equal(self, units: int, count: int) -> list[Extent] | None:
+        """Runs that hold `count` places of `units` each, back to back, as `take_run` lays them. None, with nothing taken, where a
+        place would lie in several extents."""
+        self._recent.extend([units] * min(count, _RECENT_TAKES))
+        runs: list[Extent] = []
+        while count:
+            fit = min(count, self.largest_units // units)
+            if not fit:
+                self.give(tuple(runs))
+                return None
+            runs.append(self._cut(self._order[bisect_left(self._order, fit * units)], fit * units))
+            count -= fit
+        return runs
+
     def has(self, extent: Extent) -> bool:
         """Whether it lies within the segments, taken or free."""
         segment = self._segments.get(extent.segment)

@@ -5,8 +5,9 @@ shard of their window or state group. Required groups are granted together or no
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import (
@@ -19,33 +20,18 @@ from kvstored.core.calls import (
     PieceRow,
     Reason,
     Reserve,
-    Reserved,
 )
+from kvstored.core.columnar import GrantedMany, Reserved
 from kvstored.core.columns import DOOMED, READY
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER, Placing, Wanted
-from kvstored.core.plain import PLAIN_MIN, Laid, lay, make_ready, plain_from, ready_together
+from kvstored.core.plain import Laid, lay, make_ready, plain_from, ready_together
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.rights import Fill, FillRun, Rights
 from kvstored.core.space import units_in
-from kvstored.core.types import NamespaceId, TierId, as_rows
+from kvstored.core.types import Heat, NamespaceId, TierId
 from kvstored.errors import Busy, InvalidArgument
-
-
-@dataclass(slots=True)
-class Fill:
-    """An open fill. `pieces` are piece rows, in namespace order of their groups."""
-
-    id: int
-    session: int
-    ns: int
-    block: int
-    fingerprint: tuple[int, int]
-    pieces: list[int]
-    granted: tuple[GrantedPiece, ...]
-    begun_s: float
-    expires_s: float
-    request_id: bytes
 
 
 class Fills:
@@ -56,10 +42,7 @@ class Fills:
         self._evictor = evictor
         self._placing = Placing(books, evictor)
         self._quarantine = quarantine
-        self.open: dict[int, Fill] = {}
-        self.by_session: dict[int, set[int]] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._next_id = first_id
+        self.open = Rights(first_id)
 
     # ---- reserve
 
@@ -69,10 +52,11 @@ class Fills:
         first = plain_from(self._books, call)
         for i in range(len(call.keys)):
             if i == first:
-                outcomes.extend(self._reserve_plain(call, first, outcomes, now_s))
-            if i >= len(outcomes):
-                outcomes.append(self._reserve_next(call, i, outcomes, now_s))
-        return _reserved(outcomes)
+                many = self._reserve_plain(call, first, outcomes, now_s)
+                if many is not None:
+                    return Reserved(outcomes, many, len(call.keys) - first - len(many))
+            outcomes.append(self._reserve_next(call, i, outcomes, now_s))
+        return Reserved(outcomes)
 
     def _reserve_next(
         self, call: Reserve, i: int, before: Sequence[Granted | FillStatus], now_s: float
@@ -88,35 +72,48 @@ class Fills:
 
     def _reserve_plain(
         self, call: Reserve, first: int, before: Sequence[Granted | FillStatus], now_s: float
-    ) -> list[Granted | FillStatus]:
-        """All keys from `first` on, or none where they have to go one by one."""
-        fresh = self._books.index.find(call.keys.fingerprints[first:]) < 0
-        if FillStatus.NO_SPACE in before or not fresh.all():
-            return []
+    ) -> GrantedMany | None:
+        """The keys from `first` on, as far as there is room; None where they have to go one by one."""
+        if FillStatus.NO_SPACE in before:
+            return None
+        if before and (self._books.index.find(call.keys.fingerprints[first:]) >= 0).any():
+            return None  # the keys before made a row for one of them
         laid = lay(self._books, self._evictor, call, first, now_s)
         if laid is None:
-            return []
-        granted: list[Granted | FillStatus] = [
-            self._grant_laid(call, first + i, laid, i, now_s) for i in range(len(laid.blocks))
-        ]
-        return granted + [FillStatus.NO_SPACE] * (len(fresh) - len(granted))
-
-    def _grant_laid(
-        self, call: Reserve, key_index: int, laid: Laid, i: int, now_s: float
-    ) -> Granted:
-        piece = GrantedPiece(0, 0, laid.length, laid.places[i], laid.generations[i])
-        fill = self._open(
-            call, laid.blocks[i], laid.fingerprints[i], [laid.pieces[i]], (piece,), now_s
+            return None
+        run = FillRun(
+            first=self.open.next_ids(len(laid.blocks)),
+            session=call.session,
+            ns=call.ns,
+            blocks=laid.blocks,
+            fingerprints=laid.fingerprints,
+            pieces=laid.pieces,
+            places=laid.places,
+            generations=laid.generations,
+            length=laid.length,
+            begun_s=now_s,
+            expires_s=now_s + min(call.ttl_s, self._books.limits.fill_ttl_max_s),
+            request_id=call.request_id,
         )
-        return Granted(
-            fill=fill.id,
-            fingerprint=fill.fingerprint,
-            parent=laid.parents[i],
-            depth=laid.depths[i],
-            valid_tokens=self._books.layouts[call.ns].spec.block_tokens,
-            heat=laid.heats[i],
-            key_index=key_index,
-            pieces=fill.granted,
+        if len(run):
+            self.open.add_run(run)
+        return self._granted_run(run, laid, first)
+
+    def _granted_run(self, run: FillRun, laid: Laid, first_key: int) -> GrantedMany:
+        books = self._books
+        depths = books.tree.depth[run.blocks].astype(np.int64)
+        heats = np.where(books.are_sinks(run.blocks), int(Heat.SINK), int(Heat.COLD))
+        return GrantedMany(
+            first_fill=run.first,
+            first_key=first_key,
+            fingerprints=laid.fingerprints,
+            parents=laid.parents,
+            depths=depths,
+            heats=heats.astype(np.uint8),
+            generations=laid.generations,
+            places=laid.places,
+            valid_tokens=books.layouts[run.ns].spec.block_tokens,
+            length=laid.length,
         )
 
     def replace(self, call: Reserve, now_s: float) -> Reserved:
@@ -137,7 +134,7 @@ class Fills:
             outcomes.append(self._reserve_one(call, i, wanted, now_s))
             if block >= 0:
                 books.release_hold(block)
-        return _reserved(outcomes)
+        return Reserved(outcomes)
 
     def check(self, call: Reserve) -> None:
         """Raise for a call that can never be granted."""
@@ -156,7 +153,7 @@ class Fills:
             )
         if not 0 <= call.shard < layout.spec.shards:
             raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")
-        opened = len(self.by_session.get(call.session, ()))
+        opened = self.open.opened(call.session)
         if opened + len(call.keys) > self._books.limits.fills_per_session_max:
             raise Busy(f"too many open fills: open={opened}; commit or abort some first")
 
@@ -217,9 +214,8 @@ class Fills:
         now_s: float,
     ) -> Fill:
         """The right itself; it counts as one hold of the block, which the caller has taken."""
-        self._next_id += 1
         fill = Fill(
-            id=self._next_id,
+            id=self.open.next_ids(1),
             session=call.session,
             ns=call.ns,
             block=block,
@@ -230,9 +226,7 @@ class Fills:
             expires_s=now_s + min(call.ttl_s, self._books.limits.fill_ttl_max_s),
             request_id=call.request_id,
         )
-        self.open[fill.id] = fill
-        self.by_session.setdefault(fill.session, set()).add(fill.id)
-        heappush(self._deadlines, (fill.expires_s, fill.id))
+        self.open.add(fill)
         return fill
 
     def _granted_pieces(self, block: int, rows: list[int]) -> tuple[GrantedPiece, ...]:
@@ -259,9 +253,6 @@ class Fills:
         now_s: float,
     ) -> list[Committed | None]:
         """None for a fill that is lost: expired, aborted, of another session, or its block was removed meanwhile."""
-        together = self._plain_fills(session, fills)
-        if together:
-            return self._commit_plain(together, checksums, now_s)
         outcomes: list[Committed | None] = []
         for id_, sums in zip(fills, checksums, strict=True):
             fill = self.open.get(id_)
@@ -271,22 +262,16 @@ class Fills:
             outcomes.append(self._commit_one(fill, sums, now_s))
         return outcomes
 
-    def _plain_fills(self, session: int, ids: Sequence[int]) -> list[Fill]:
-        """The fills, if all of them can be committed as columns."""
-        fills = [self.open.get(id_) for id_ in ids]
-        mine = [f for f in fills if f is not None and f.session == session and len(f.pieces) == 1]
-        if len(ids) < PLAIN_MIN or len(mine) < len(ids):
-            return []
-        return mine if ready_together(self._books, as_rows([f.pieces[0] for f in mine])) else []
-
-    def _commit_plain(
-        self, fills: Sequence[Fill], checksums: Sequence[Mapping[int, int]], now_s: float
-    ) -> list[Committed | None]:
-        pieces = as_rows([fill.pieces[0] for fill in fills])
-        for fill in fills:
-            self._end_right(fill)
-        make_ready(self._books, pieces, [sums.get(0, 0) for sums in checksums], now_s)
-        return [Committed(fill.id, fill.granted, visible=True) for fill in fills]
+    def commit_run(
+        self, session: int, fills: Sequence[int], checksums: NDArray[np.uint64], now_s: float
+    ) -> FillRun | None:
+        """The run of fills that these are, committed; None, with nothing done, where they have to go one by one."""
+        run = self.open.run(session, fills)
+        if run is None or not ready_together(self._books, run.pieces):
+            return None
+        self.open.remove(run)
+        make_ready(self._books, run.pieces, checksums, now_s)
+        return run
 
     def _commit_one(
         self, fill: Fill, checksums: Mapping[int, int], now_s: float
@@ -311,7 +296,7 @@ class Fills:
                 self._end(fill, Reason.FILL_LOST, now_s, keep=False)
 
     def close_session(self, session: int, now_s: float) -> int:
-        mine = [self.open[id_] for id_ in sorted(self.by_session.get(session, ()))]
+        mine = self.open.of_session(session)
         for fill in mine:
             self._end(fill, Reason.FILL_LOST, now_s, keep=True)
         return len(mine)
@@ -319,16 +304,13 @@ class Fills:
     def expire(self, now_s: float) -> tuple[int, int]:
         """Ended fills, and copies dropped since some of their shards never came."""
         fills = 0
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            fill = self.open.get(heappop(self._deadlines)[1])
-            if fill is not None:
-                self._end(fill, Reason.FILL_LOST, now_s, keep=True)
-                fills += 1
+        while (fill := self.open.due(now_s)) is not None:
+            self._end(fill, Reason.FILL_LOST, now_s, keep=True)
+            fills += 1
         return fills, self._placing.expire(now_s)
 
     def next_s(self) -> float:
-        fill_s = self._deadlines[0][0] if self._deadlines else float("inf")
-        return min(fill_s, self._placing.next_s())
+        return min(self.open.next_s(), self._placing.next_s())
 
     def _end(self, fill: Fill, reason: Reason, now_s: float, *, keep: bool) -> None:
         """Undo a fill: its pieces leave their copies; `keep` puts their space into quarantine."""
@@ -350,29 +332,13 @@ class Fills:
             books.free_rows(WRITE_TIER, ns, fill.fingerprint, tuple(rows), reason)
 
     def _forget(self, fill: Fill) -> None:
-        self._end_right(fill)
+        self.open.remove(fill)
         self._books.release_hold(fill.block)
-
-    def _end_right(self, fill: Fill) -> None:
-        del self.open[fill.id]
-        mine = self.by_session[fill.session]
-        mine.discard(fill.id)
-        if not mine:
-            del self.by_session[fill.session]
-        if len(self._deadlines) > 2 * len(self.open) + 1024:
-            self._deadlines = sorted((f.expires_s, f.id) for f in self.open.values())
 
 
 def _fingerprint(call: Reserve, i: int) -> Fingerprint:
     low, high = call.keys.fingerprints[i].tolist()
     return low, high
-
-
-def _reserved(outcomes: list[Granted | FillStatus]) -> Reserved:
-    return Reserved(
-        [FillStatus.GRANTED if isinstance(each, Granted) else each for each in outcomes],
-        [each if isinstance(each, Granted) else None for each in outcomes],
-    )
 
 
 def linked(books: Books, block: int) -> list[Linked]:

@@ -1,6 +1,7 @@
 """A bounded memory of why blocks are gone, for misses and `explain`."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstored.core.calls import Fingerprint, Reason
@@ -55,6 +56,15 @@ class History:
         self._lines.move_to_end(fingerprint)
         if len(self._lines) > self._lines_max:
             self._lines.popitem(last=False)
+
+    def add_many(self, fingerprints: Sequence[Fingerprint], line: Forgotten) -> None:
+        """As `add` for each: a line that is replaced becomes the youngest."""
+        lines = self._lines
+        for fingerprint in fingerprints:
+            lines.pop(fingerprint, None)
+            lines[fingerprint] = line
+        for _ in range(len(lines) - self._lines_max):
+            lines.popitem(last=False)
 
     def get(self, fingerprint: Fingerprint) -> Forgotten | None:
         return self._lines.get(fingerprint)

@@ -132,6 +132,10 @@ class FingerprintIndex:
         slots[hole] = -1
         self._count -= 1
 
+    def pop_many(self, rows: Rows) -> None:
+        for row in rows.tolist():
+            self.pop(row)
+
     def check(self) -> None:
         """Assert every invariant; cost is linear in the table."""
         taken = np.flatnonzero(self._slots >= 0)

@@ -16,7 +16,6 @@ from kvstored.core.calls import (
     Acquired,
     CopyTask,
     Fingerprint,
-    Grant,
     ReadBlock,
     ReadPiece,
     ReadStatus,
@@ -24,13 +23,13 @@ from kvstored.core.calls import (
     TouchEvent,
 )
 from kvstored.core.carriage import Carriage
+from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.columns import FILLING, READY, SUSPECT, UNVERIFIED
+from kvstored.core.plain_reads import READ_TIER, begin_reading, end_reading, read_many
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Part, Rows, TierId
 from kvstored.errors import Busy, InvalidArgument
-
-READ_TIER = TierId.DRAM
 
 
 @dataclass(slots=True)
@@ -49,9 +48,30 @@ class Lease:
     tiers: list[TierId] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     path: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    many: ReadMany | None = None
+    """What it reads where all keys are plain; nothing is in the lists then."""
 
     def all_copies(self) -> list[int]:
+        if self.many is not None:
+            found: list[int] = self.many.copies[self.many.hits].tolist()
+            return found
         return [copy for copies in self.copies for copy in copies]
+
+    @property
+    def block_count(self) -> int:
+        if self.many is not None:
+            return int(np.count_nonzero(self.many.hits))
+        return sum(1 for own in self.copies if own)
+
+    def take_apart(self, blocks: list[int]) -> None:
+        """From now on key by key; `blocks`: the rows of the copies."""
+        assert self.many is not None, "is apart"
+        for i, (copy, block) in enumerate(zip(self.many.copies.tolist(), blocks, strict=True)):
+            self.blocks.append(block if copy >= 0 else -1)
+            self.copies.append((copy,) if copy >= 0 else ())
+            self.tiers.append(READ_TIER)
+            self.reasons.append(self.many.reasons.get(i, Reason.UNKNOWN))
+        self.many = None
 
 
 class Leases:
@@ -73,6 +93,10 @@ class Leases:
         loads: list[CopyTask] = []
         pending: list[int] = []
         rows = self._books.index.find(call.keys.fingerprints)
+        lease.many = read_many(self._books, call, rows, self.miss_reason)
+        if lease.many is not None:
+            self._acquire_many(lease, lease.many, rows, now_s)
+            return Acquired(lease.id, loads, pending)
         parts = self._parts(call)
         lease.path = self._hold(call, rows)
         for i, row in enumerate(rows.tolist()):
@@ -85,6 +109,14 @@ class Leases:
         if len(hit):
             self._books.touch(hit, TouchEvent.HIT, now_s)
         return Acquired(lease.id, loads, pending)
+
+    def _acquire_many(self, lease: Lease, many: ReadMany, rows: Rows, now_s: float) -> None:
+        books, hits = self._books, many.hits
+        lease.path = books.path_of(rows[hits])
+        books.hold(lease.path)
+        begin_reading(books, many.copies[hits])
+        if hits.any():
+            books.touch(rows[hits], TouchEvent.HIT, now_s)
 
     def _hold(self, call: Acquire, rows: Rows) -> Rows:
         """Before anything is loaded: else a load evicts what the next key reads."""
@@ -200,11 +232,27 @@ class Leases:
         lease = self.open.get(id_)
         if lease is None:
             return Grant(0, [])
+        if lease.many is not None and self._is_ready(lease, lease.many):
+            return self._grant_many(lease, lease.many, now_s)
         blocks = [self._settle(lease, i) for i in range(len(lease.blocks))]
         if not any(lease.copies):
             self._end(lease, keep=False, now_s=now_s)
             return Grant(0, blocks)
         return Grant(lease.id, blocks)
+
+    def _is_ready(self, lease: Lease, many: ReadMany) -> bool:
+        """Whether nothing happened to what a lease on plain blocks reads; else it is taken apart."""
+        copies = self._books.copies
+        if (copies.state[many.copies[many.hits]] == READY).all():
+            return True
+        lease.take_apart(copies.block[many.copies].tolist())
+        return False
+
+    def _grant_many(self, lease: Lease, many: ReadMany, now_s: float) -> Grant:
+        if many.hits.any():
+            return Grant(lease.id, [], many)
+        self._end(lease, keep=False, now_s=now_s)
+        return Grant(0, [], many)
 
     def _settle(self, lease: Lease, i: int) -> ReadBlock:
         books = self._books
@@ -302,9 +350,11 @@ class Leases:
         mine.discard(lease.id)
         if not mine:
             del self.by_session[lease.session]
-        copies = lease.all_copies()
+        copies = lease.all_copies() if keep or lease.many is None else []
         if keep and copies:
             self._quarantine.keep_copies(lease.session, tuple(copies), now_s)
+        elif lease.many is not None:
+            end_reading(self._books, lease.many.copies[lease.many.hits])
         else:
             for copy in copies:
                 self._books.unread(copy)

@@ -178,7 +178,7 @@ class Looking:
             state = (
                 "loading" if any(books.copies.state[copy] != READY for copy in copies) else "held"
             )
-            blocks = sum(1 for own in lease.copies if own)
+            blocks = lease.block_count
             yield Holding(
                 "lease",
                 lease.id,
@@ -190,7 +190,7 @@ class Looking:
                 lease.expires_s,
                 state,
             )
-        for fill in self._fills.open.values():
+        for fill in self._fills.open:
             units = held_units(books, fill)
             yield Holding(
                 "fill",

@@ -4,21 +4,20 @@ Plain: the namespace has one group with one piece a block, the blocks are full, 
 That is what an engine with one kind of KV puts all day. Everything else goes the way of single blocks, and both end in the same books.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, Reserve, TouchEvent, Visible
+from kvstored.core.calls import Reserve, TouchEvent
+from kvstored.core.columnar import Places, VisibleMany, no_places
 from kvstored.core.columns import FILLING, READY, WAITING
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
 from kvstored.core.readability import READABLE
 from kvstored.core.space import units_of
-from kvstored.core.types import Budget, Heat, Layout, NamespaceId, Part, Place, Rows, TierId
+from kvstored.core.types import Budget, Fingerprints, Layout, NamespaceId, Part, Rows, TierId
 
 PLAIN_MIN = 4
 """Fewer blocks are not worth the arrays."""
@@ -28,14 +27,12 @@ PLAIN_MIN = 4
 class Laid:
     """Fresh blocks of a reservation, with their FILLING copies and pieces, as rows; one of each a key."""
 
-    blocks: list[int]
-    pieces: list[int]
-    places: list[Place]
-    fingerprints: list[Fingerprint]
-    parents: list[Fingerprint]
-    generations: list[int]
-    depths: list[int]
-    heats: list[Heat]
+    blocks: Rows
+    pieces: Rows
+    places: Places
+    fingerprints: Fingerprints
+    parents: Fingerprints
+    generations: NDArray[np.uint64]
     length: int
 
 
@@ -59,7 +56,8 @@ def plain_from(books: Books, call: Reserve) -> int:
     first = max(
         int(np.flatnonzero(~follows)[-1]), int(last_other[-1]) + 1 if len(last_other) else 0
     )
-    is_distinct = len(np.unique(fingerprints[first:], axis=0)) == n - first
+    # low halves: that two of them are equal is no reason to look closer
+    is_distinct = len(set(fingerprints[first:, 0].tolist())) == n - first
     return first if is_distinct and n - first >= PLAIN_MIN and call.sizes[-1, 0] else n
 
 
@@ -72,11 +70,9 @@ def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float)
     if above >= 0:
         books.blocks.holds[above] += 1
     count = evictor.plain_room(WRITE_TIER, units, len(call.keys) - first, now_s)
-    places = books.space.take(WRITE_TIER, Budget.GLOBAL, [units] * count) if count else []
-    if places is None or any(len(place) > 1 for place in places):
-        for place in places or ():
-            books.space.books[WRITE_TIER].extents.give(place)
-        places = None
+    places: Places | None = no_places()
+    if count:
+        places = books.space.take_equal(WRITE_TIER, Budget.GLOBAL, units, count)
     laid = None if places is None else _laid(books, call, first, above, places, length)
     if above >= 0:
         books.release_hold(above)
@@ -90,55 +86,48 @@ def _parent_row(books: Books, call: Reserve, first: int) -> int:
     return books.ensure_block(call.ns, (low, high), books.layouts[call.ns].spec.block_tokens)
 
 
-def _laid(
-    books: Books, call: Reserve, first: int, above: int, places: list[Place], length: int
-) -> Laid:
-    count = len(places)
+def _laid(books: Books, call: Reserve, first: int, above: int, places: Places, length: int) -> Laid:
+    count = places.size
     fingerprints = call.keys.fingerprints[first : first + count]
     layout = books.layouts[call.ns]
-    blocks, generations = _blocks(books, layout, fingerprints, count)
-    rows = blocks.tolist()
-    named = [(low, high) for low, high in fingerprints.tolist()]
-    is_child = bool(count) and above >= 0 and books.link(rows[0], above)
-    link = books.tree.link
-    for parent, child in pairwise(rows):
-        link(child, parent)
+    parents = np.zeros((count, 2), dtype=np.uint64)
+    if not count:
+        nothing = np.empty(0, dtype=np.int32)
+        none = np.empty(0, dtype=np.uint64)
+        return Laid(nothing, nothing, places, fingerprints, parents, none, length)
+    is_child = above >= 0 and _can_follow(books, layout, above)
+    blocks, generations = _blocks(books, layout, fingerprints, above if is_child else -1)
     pieces = _copies(books, layout, blocks, places, length, above if is_child else -1)
-    depth = int(books.tree.depth[rows[0]]) if count else 0
-    sinks = -(-layout.spec.sink_tokens // layout.spec.block_tokens)
-    head = books.fingerprint(above) if is_child else NO_FINGERPRINT
-    return Laid(
-        blocks=rows,
-        pieces=pieces.tolist(),
-        places=places,
-        fingerprints=named,
-        parents=[head, *named[:-1]],
-        generations=generations,
-        depths=list(range(depth, depth + count)),
-        heats=[Heat.SINK if depth + i < sinks else Heat.COLD for i in range(count)],
-        length=length,
-    )
+    parents[1:] = fingerprints[:-1]
+    if is_child:
+        parents[0] = books.fingerprint(above)
+    return Laid(blocks, pieces, places, fingerprints, parents, generations, length)
+
+
+def _can_follow(books: Books, layout: Layout, above: int) -> bool:
+    """As `Tables.link` has it: a parent is a full block of the same namespace."""
+    is_full = int(books.blocks.valid[above]) == layout.spec.block_tokens
+    return is_full and int(books.blocks.ns[above]) == layout.id
 
 
 def _blocks(
-    books: Books, layout: Layout, fingerprints: NDArray[np.uint64], count: int
-) -> tuple[Rows, list[int]]:
-    table = books.blocks
+    books: Books, layout: Layout, fingerprints: Fingerprints, above: int
+) -> tuple[Rows, NDArray[np.uint64]]:
+    table, count = books.blocks, len(fingerprints)
     blocks = table.take_many(count)
-    generations = [books.next_generation() for _ in range(count)]
+    generations = books.next_generations(count)
     table.ns[blocks] = layout.id
     table.valid[blocks] = layout.spec.block_tokens
     table.generation[blocks] = generations
     table.holds[blocks] = 1
     books.tree.ensure(table.capacity)
     books.index.put_many(blocks, fingerprints)
-    for block in blocks.tolist():
-        books.tree.add(block)
+    books.tree.add_run(blocks, above)
     return blocks, generations
 
 
 def _copies(
-    books: Books, layout: Layout, blocks: Rows, places: list[Place], length: int, above: int
+    books: Books, layout: Layout, blocks: Rows, places: Places, length: int, above: int
 ) -> Rows:
     """FILLING copies with one FILLING piece each; answers the pieces."""
     copies, pieces, count = books.copies, books.pieces, len(blocks)
@@ -157,12 +146,11 @@ def _copies(
     pieces.copy[at] = rows
     pieces.state[at] = FILLING
     pieces.length[at] = length
-    extents = np.asarray([place[0] for place in places], dtype=np.int64).reshape(-1, 3)
-    pieces.segment[at], pieces.start[at], pieces.units[at] = extents.T
+    pieces.segment[at], pieces.start[at], pieces.units[at] = places
     book = books.space.books[WRITE_TIER]
     book.copies += count
     book.used[Budget.GLOBAL] += count * units_of(length)
-    parent = books.copy_in(above, WRITE_TIER, part) if above >= 0 and count else -1
+    parent = books.copy_in(above, WRITE_TIER, part) if above >= 0 else -1
     if parent >= 0:
         copies.kids[parent] += 1
     return at
@@ -186,13 +174,13 @@ def ready_together(books: Books, pieces: Rows) -> bool:
     return bool(whole.all()) and all(plain.values()) and len(np.unique(at)) == len(at)
 
 
-def make_ready(books: Books, pieces: Rows, checksums: Sequence[int], now_s: float) -> None:
+def make_ready(books: Books, pieces: Rows, checksums: NDArray[np.uint64], now_s: float) -> None:
     """The copies of these pieces become readable, in this order; each fill's hold ends."""
     copies, table, blocks = books.copies, books.pieces, books.blocks
     at = table.copy[pieces]
     owners = copies.block[at]
     table.state[pieces] = READY
-    table.checksum[pieces] = np.asarray(checksums, dtype=np.uint64)
+    table.checksum[pieces] = checksums
     copies.missing[at] = 0
     copies.fills[at] = 0
     copies.state[at] = READY
@@ -203,7 +191,7 @@ def make_ready(books: Books, pieces: Rows, checksums: Sequence[int], now_s: floa
     books.policy.touch(at, TouchEvent.STORED, now_s)
     blocks.fast[owners] = WRITE_TIER
     blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
-    _announce(books, at, owners)
+    _announce(books, pieces, owners)
     if TierId.NVME in books.space.books:
         fresh = at[copies.flags[at] & WAITING == 0]
         copies.flags[fresh] |= WAITING
@@ -223,19 +211,25 @@ def _count_sinks(books: Books, copies: Rows, blocks: Rows) -> None:
             books.count_sink(copy, block, WRITE_TIER)
 
 
-def _announce(books: Books, copies: Rows, blocks: Rows) -> None:
-    depths = books.tree.depth[blocks].tolist()
-    owners = books.blocks.ns[blocks].tolist()
-    named = books.index.fingerprints[blocks].tolist()
-    books.effects.extend(
-        Visible(NamespaceId(ns), (low, high), WRITE_TIER, depth, books.piece_rows(copy))
-        for copy, ns, (low, high), depth in zip(copies.tolist(), owners, named, depths, strict=True)
-    )
+def _announce(books: Books, pieces: Rows, blocks: Rows) -> None:
+    owners = books.blocks.ns[blocks]
+    for ns in dict.fromkeys(owners.tolist()):
+        mine = owners == ns
+        books.effects.append(
+            VisibleMany(
+                NamespaceId(ns),
+                books.index.fingerprints[blocks[mine]],
+                WRITE_TIER,
+                books.tree.depth[blocks[mine]],
+                books.places(pieces[mine]),
+            )
+        )
 
 
 def _return(books: Books, blocks: Rows) -> None:
     """Blocks that have children which did not come with this commit may make them reachable again."""
-    among = set(blocks.tolist())
-    for block in blocks[books.tree.children[blocks] > 0].tolist():
-        if any(child not in among for child in books.tree.children_of(block)):
-            books.block_returned(block)
+    tree = books.tree
+    along = np.zeros(len(blocks), dtype=np.bool_)
+    along[:-1] = (tree.parent[blocks[1:]] == blocks[:-1]) & (tree.children[blocks[:-1]] == 1)
+    for block in blocks[~along & (tree.children[blocks] > 0)].tolist():
+        books.block_returned(block)

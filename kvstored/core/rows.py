@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.calls import Fingerprint, PieceRow, TierLimits
+from kvstored.core.columnar import Places
 from kvstored.core.columns import FILLING, READY, SINK, SUSPECT, Blocks, Copies, Pieces
 from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
@@ -69,6 +70,11 @@ class Tables:
     def next_generation(self) -> int:
         self._generation += 1
         return self._generation
+
+    def next_generations(self, count: int) -> NDArray[np.uint64]:
+        first = self._generation + 1
+        self._generation += count
+        return np.arange(first, first + count, dtype=np.uint64)
 
     def saw_generation(self, generation: int) -> None:
         """A recovered copy has this one: later ones are greater."""
@@ -156,6 +162,21 @@ class Tables:
             yield copy
             copy = following
 
+    def copies_of_many(self, blocks: Rows) -> Rows:
+        """The copies of the first block, then those of the second, and so on."""
+        place = np.arange(len(blocks))
+        at = self.blocks.first_copy[blocks]
+        places, found = [], []
+        while len(at):
+            place, at = place[at >= 0], at[at >= 0]
+            places.append(place)
+            found.append(at)
+            at = self.copies.next[at]
+        if len(found) <= 1:
+            return found[0] if found else at
+        rows: Rows = np.concatenate(found)[np.argsort(np.concatenate(places), kind="stable")]
+        return rows
+
     def copy_in(self, block: int, tier: int, part: int) -> int:
         copies = self.copies
         copy = int(self.blocks.first_copy[block])
@@ -230,6 +251,12 @@ class Tables:
         if units:
             return (Extent(int(pieces.segment[piece]), int(pieces.start[piece]), units),)
         return self.long_places[piece]
+
+    def places(self, pieces: Rows) -> Places:
+        """Of pieces that lie in one extent each."""
+        table = self.pieces
+        columns = table.segment[pieces], table.start[pieces], table.units[pieces]
+        return Places(*(column.astype(np.int64) for column in columns))
 
     def heads_of(self, copy: int) -> list[tuple[int, int]]:
         """Segment and first unit of each of its pieces."""

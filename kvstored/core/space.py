@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvstored.core.calls import TierLimits
+from kvstored.core.columnar import Places, places_in
 from kvstored.core.extents import Extents
 from kvstored.core.types import UNIT_BYTES, Budget, Extent, Place, TierId
 from kvstored.core.views import TierUse
@@ -70,6 +73,24 @@ class Space:
             place = extents.take(units[0])
             return None if place is None else [place]
         return extents.take_run(units)
+
+    def take_equal(self, tier: TierId, budget: Budget, units: int, count: int) -> Places | None:
+        """As `take` for `count` pieces of the same size, each in one extent; None where that is not to be had."""
+        if self.over(tier, budget, units * count):
+            return None
+        runs = self.books[tier].extents.take_equal(units, count)
+        return None if runs is None else places_in(runs, units)
+
+    def give_memory(self, tier: TierId, places: Places) -> None:
+        """Places in memory return at once, those that touch as one."""
+        order = np.lexsort((places.start, places.segment))
+        segment, start, units = (column[order] for column in places)
+        begins = np.ones(len(order), dtype=np.bool_)
+        begins[1:] = (segment[1:] != segment[:-1]) | (start[1:] != start[:-1] + units[:-1])
+        first = np.flatnonzero(begins)
+        lengths = np.add.reduceat(units, first)
+        runs = zip(segment[first].tolist(), start[first].tolist(), lengths.tolist(), strict=True)
+        self.books[tier].extents.give(tuple(Extent(*run) for run in runs))
 
     def give(self, tier: TierId, places: tuple[Place, ...]) -> int:
         """Space returns: at once in memory (0), after the discard of its records on disk (a token for `discarded`)."""

@@ -23,6 +23,7 @@ from kvstored.core.calls import (
     TouchEvent,
 )
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import singly
 from kvstored.core.keys import root
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, KeyBatch, TierId
@@ -105,7 +106,9 @@ class CoreModel:
             ids = block_ids[start : start + BATCH_KEYS_MAX]
             reserved = self.catalog.reserve(self._reserve(block_ids, start, ids), ts_s)
             fills = [grant.fill for grant in reserved.grants if grant is not None]
-            self.catalog.commit(self._session, fills, [{0: 0}] * len(fills), ts_s)
+            sums = np.zeros(len(fills), dtype=np.uint64)
+            if self.catalog.commit_run(self._session, fills, sums, ts_s) is None:
+                self.catalog.commit(self._session, fills, [{0: 0}] * len(fills), ts_s)
             put += len(fills)
             if FillStatus.NO_SPACE in reserved.status:
                 break
@@ -139,7 +142,7 @@ class CoreModel:
 
     def _account(self) -> None:
         """Carry out the effects: count evictions, and free what a disk would have to discard first."""
-        for effect in self.catalog.drain():
+        for effect in singly(self.catalog.drain()):
             if isinstance(effect, Freed):
                 self.evicted_blocks += effect.reason in EVICTED
                 if effect.tier is TierId.NVME:

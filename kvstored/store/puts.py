@@ -7,13 +7,17 @@ repeat it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstored.core.calls import Committed, FillStatus, Granted, Reserve, Reserved
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.calls import Committed, FillStatus, Granted, Reserve
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import GrantedMany, Reserved
 from kvstored.core.types import Layout, SessionId
 from kvstored.errors import Busy, InvalidArgument
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell, fingerprint_bytes
-from kvstored.tiers.record import Record, State
+from kvstored.tiers.record import FillingColumns, Record, State
 
 Columns = tuple[int, ...]
 """Group of each column of the wire's arrays."""
@@ -95,6 +99,26 @@ class Puts:
         shell.apply()
         return [FillStatus.LOST if done is None else FillStatus.COMMITTED for done in outcomes]
 
+    def commit_many(
+        self, session: Session, fills: Sequence[int], checksums: NDArray[np.uint64]
+    ) -> bool:
+        """All of them at once, one checksum each, if they are what one reservation of plain blocks granted; False, with nothing done,
+        where `commit` has to look at each."""
+        shell = self._shell
+        if not fills or len(fills) != len(checksums) or self._mine(session, fills[0]) is None:
+            return False
+        run = shell.catalog.commit_run(session.core, fills, checksums, shell.now_s())
+        if run is None:
+            return False
+        for fill in fills:
+            del self._fills[fill]
+        # the records first: an event of what became visible reads them
+        shell.tiers.arena.ready_many(run.places, checksums)
+        shell.counts["put_bytes", ""] += run.length * len(run)
+        shell.counts["put_blocks", ""] += len(run)
+        shell.apply()
+        return True
+
     def abort(self, session: Session, fills: Sequence[int]) -> None:
         for fill in fills:
             if self._mine(session, fill):
@@ -128,18 +152,33 @@ class Puts:
         shell.apply()  # records of what was evicted for this are free before they are written anew
         records: list[Record] = []
         ttl_s = min(call.ttl_s, self._catalog.books.limits.fill_ttl_max_s)
-        for grant in reserved.grants:
-            if grant is None:
+        for grant in reserved.first:
+            if not isinstance(grant, Granted):
                 continue
             records.extend(_records(session, layout, call.keys.key(grant.key_index), grant, now_s))
             granted = tuple(piece.group for piece in grant.pieces)
             self._fills[grant.fill] = OpenFill(session.core, columns, granted, now_s + ttl_s)
         shell.tiers.arena.mark_filling(records)
-        for status, sizes in zip(reserved.status, call.sizes, strict=True):
-            shell.counts["reserved_keys", status.name.lower()] += 1
-            if status is FillStatus.PRESENT:
-                shell.counts["shared_bytes", ""] += int(sizes.sum())
+        if reserved.many is not None and len(reserved.many):
+            many = reserved.many
+            shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s))
+            open_fill = OpenFill(session.core, columns, (0,), now_s + ttl_s)
+            ids = range(many.first_fill, many.first_fill + len(many))
+            self._fills.update(dict.fromkeys(ids, open_fill))
+        self._count(reserved, call)
         return reserved
+
+    def _count(self, reserved: Reserved, call: Reserve) -> None:
+        counts = self._shell.counts
+        for i, outcome in enumerate(reserved.first):
+            status = FillStatus.GRANTED if isinstance(outcome, Granted) else outcome
+            counts["reserved_keys", status.name.lower()] += 1
+            if status is FillStatus.PRESENT:
+                counts["shared_bytes", ""] += int(call.sizes[i].sum())
+        if reserved.many is not None:
+            counts["reserved_keys", FillStatus.GRANTED.name.lower()] += len(reserved.many)
+        if reserved.no_space:
+            counts["reserved_keys", FillStatus.NO_SPACE.name.lower()] += reserved.no_space
 
     def _mine(self, session: Session, fill: int) -> OpenFill | None:
         found = self._fills.get(fill)
@@ -151,6 +190,27 @@ class Puts:
         )
         self._shell.counts["put_bytes", ""] += sum(piece.length for piece in done.pieces)
         self._shell.counts["put_blocks", ""] += 1
+
+
+def _columns(
+    session: Session, layout: Layout, call: Reserve, many: GrantedMany, now_s: float
+) -> FillingColumns:
+    begin, end = many.first_key, many.first_key + len(many)
+    width = call.keys.key_bytes
+    return FillingColumns(
+        digest=layout.digest,
+        keys=call.keys.packed[begin * width : end * width],
+        fingerprints=many.fingerprints,
+        parents=many.parents,
+        places=many.places,
+        generations=many.generations,
+        depths=many.depths,
+        heats=many.heats,
+        length=many.length,
+        valid_tokens=many.valid_tokens,
+        last_s=now_s,
+        owner_pid=session.pid,
+    )
 
 
 def _records(

@@ -7,7 +7,10 @@ and content that was recovered after a restart, or lies where a late writer may 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvstored.core.calls import Acquire, Grant, ReadBlock, ReadPiece, ReadStatus, Reason
+import numpy as np
+
+from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
+from kvstored.core.columnar import Grant, Places, ReadMany, no_places
 from kvstored.core.types import SessionId
 from kvstored.errors import LeaseLost
 from kvstored.store.flights import Flights
@@ -35,8 +38,10 @@ class Reads:
             await self._flights.wait(acquired.pending, wait_s)
             grant = shell.catalog.grant(acquired.lease, shell.now_s())
             shell.apply()
-            if len(grant.blocks) != len(call.keys):
+            if grant.many is None and len(grant.single) != len(call.keys):
                 raise LeaseLost("the lease ran out while its blocks were being loaded")
+            if grant.many is not None and self._has_right_keys(call, grant.many):
+                return grant
             blocks = await self._proven(call, grant.blocks)
         except BaseException:
             # the lease is this caller's claim, not memory that a thread uses: it may go at once
@@ -80,6 +85,13 @@ class Reads:
                 shell.catalog.verified(copy)
         shell.apply()
         return bad
+
+    def _has_right_keys(self, call: Acquire, many: ReadMany) -> bool:
+        """Of all hits; the proof of single keys tells which is not."""
+        hits = many.hits
+        asked = np.frombuffer(call.keys.packed, dtype=np.uint8).reshape(len(hits), -1)
+        places = Places(*(column[hits] for column in many.places)) if hits.any() else no_places()
+        return bool(self._shell.tiers.arena.have_keys(places, asked[hits]).all())
 
     def _with_right_key(self, key: bytes, block: ReadBlock) -> ReadBlock:
         first = next(_pieces(block), None)

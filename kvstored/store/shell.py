@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvstored.clock import Clock
 from kvstored.core.calls import Fingerprint, Freed, Leased, Linked, Reason, Visible
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import FreedMany, Places, VisibleMany
 from kvstored.core.types import Layout, NamespaceId, Place, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.errors import KvstoredError
@@ -100,8 +101,14 @@ class Shell:
         `moved`: a record of the copy that this call committed, where bytes came from another tier.
         """
         freed: list[Place] = []
+        freed_many: list[Places] = []
         for effect in self.catalog.drain():
-            if isinstance(effect, Freed):
+            if isinstance(effect, FreedMany):
+                self._free_many(effect)
+                freed_many.append(effect.places)
+            elif isinstance(effect, VisibleMany):
+                self._tell_visible_many(effect)
+            elif isinstance(effect, Freed):
                 self._count_freed(effect)
                 if effect.tier is TierId.DRAM:
                     self._tell_freed(effect, self.tiers.arena.key_at(effect.pieces[0].place))
@@ -116,6 +123,8 @@ class Shell:
                 self._tell_visible(effect, moved)
         if freed:
             self.tiers.arena.mark_free(freed)
+        for places in freed_many:
+            self.tiers.arena.free_many(places)
         if self._discards and not self._discarding:
             self.discard()
 
@@ -199,6 +208,37 @@ class Shell:
             return
         kind = _KINDS.get(freed.reason, EventKind.EVICTED)
         self.events.add(kind, digest=layout.digest, key=key, tier=freed.tier)
+
+    def _free_many(self, freed: FreedMany) -> None:
+        label = f"{freed.tier.name.lower()}:{freed.reason}"
+        self.counts["forgotten_copies", label] += freed.places.size
+        layout = self.layouts.get(freed.ns)
+        if layout is None or freed.reason in _SILENT:
+            return
+        lines = self.tiers.arena.lineages(freed.places)
+        kind = _KINDS.get(freed.reason, EventKind.EVICTED)
+        self.events.add_run(
+            kind,
+            digest=layout.digest,
+            tier=freed.tier,
+            keys=lines.keys,
+            key_bytes=lines.key_bytes,
+        )
+
+    def _tell_visible_many(self, visible: VisibleMany) -> None:
+        layout = self.layouts.get(visible.ns)
+        if layout is None:
+            return
+        lines = self.tiers.arena.lineages(visible.places)
+        self.events.add_run(
+            EventKind.STORED,
+            digest=layout.digest,
+            tier=visible.tier,
+            keys=lines.keys,
+            key_bytes=lines.key_bytes,
+            parents=lines.parents,
+            depths=visible.depths,
+        )
 
     def _tell_visible(self, visible: Visible, moved: Record | None) -> None:
         layout = self.layouts.get(visible.ns)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.calls import Acquire, Grant, Pinned, ReadStatus, Reason
+from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
+from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.store.clients import Clients
@@ -176,6 +177,9 @@ class Store:
     def _count_read(self, grant: Grant, call: Acquire, layout: Layout) -> None:
         """Keys and bytes of every rank; tokens and FLOPs once, by the rank that reads shard 0."""
         counts, spec = self.shell.counts, layout.spec
+        if grant.many is not None:
+            self._count_many(grant.many, call, layout)
+            return
         depths, tokens = positions(self.shell.catalog.books, layout.id, call.keys)
         keys_seen, tokens_seen = Counter[_Seen](), Counter[_Seen]()
         for block, valid in zip(grant.blocks, tokens.tolist(), strict=True):
@@ -196,6 +200,24 @@ class Store:
         )
         if call.shard == 0:
             counts["flops_saved", ""] += _flops(spec, depths[hits], tokens[hits])
+
+    def _count_many(self, many: ReadMany, call: Acquire, layout: Layout) -> None:
+        """The same of plain blocks in one tier."""
+        counts, hits, where = self.shell.counts, many.hits, many.tier.name.lower()
+        counts["read_keys_hit", where] += int(np.count_nonzero(hits))
+        counts["read_bytes", ""] += int(many.lengths.sum())
+        for reason in many.reasons.values():
+            counts["read_keys_miss", reason.value] += 1
+        if call.shard:
+            return
+        tokens = many.tokens
+        hit_tokens = int(tokens[hits].sum())
+        counts["read_tokens", "hit"] += hit_tokens
+        counts["hit_tokens", where] += hit_tokens
+        for i, reason in many.reasons.items():
+            counts["read_tokens", "miss"] += int(tokens[i])
+            counts["miss_tokens", reason.value] += int(tokens[i])
+        counts["flops_saved", ""] += _flops(layout.spec, many.depths[hits], tokens[hits])
 
 
 def _flops(spec: NamespaceSpec, depths: NDArray[np.int64], tokens: NDArray[np.int64]) -> int:

@@ -1,6 +1,6 @@
 """The DRAM tier: shared-memory segments that clients map, with records that outlive the daemon.
 
-The `mark_*` calls, `set_leased`, `record_at`, `key_at` and `views` are a few microseconds an item and may be called on the store's loop; all
+The `mark_*` and `*_many` calls, `set_leased`, `record_at`, `key_at` and `views` are a few microseconds an item and may be called on the store's loop; all
 others block and belong to the lane. A place's head record is the one at its first unit. Who may write where is the catalog's decision.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import EXTENTS_MAX, UNIT_BYTES, Extent, Place
 from kvstored.errors import (
     Corrupt,
@@ -21,11 +22,13 @@ from kvstored.errors import (
     NotFound,
     StateMismatch,
 )
+from kvstored.tiers import marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views, batch_of, ref_of
-from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, Record, Records, State
+from kvstored.tiers.marks import Lineages
+from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, FillingColumns, Record, Records, State
 from kvstored.tiers.segment import Segment
 
 _ROW_BITS = 32
@@ -155,6 +158,25 @@ class Arena:
             for extent in place:
                 table = self._segments[extent.segment].table
                 table[extent.start * RECORD_BYTES + layout.STATE_OFFSET] = State.FREE
+
+    def fill_many(self, filling: FillingColumns) -> None:
+        """`mark_filling` for many plain pieces."""
+        marks.fill(self._segments, filling)
+
+    def ready_many(self, places: Places, checksums: NDArray[np.uint64]) -> None:
+        """`mark_ready` for many pieces of one extent each."""
+        marks.make_ready(self._segments, places, checksums)
+
+    def free_many(self, places: Places) -> None:
+        marks.make_free(self._segments, places)
+
+    def lineages(self, places: Places) -> Lineages:
+        """`lineage_at` for many pieces of one extent each."""
+        return marks.lineages(self._segments, places)
+
+    def have_keys(self, places: Places, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which of the records at these places have the key in their row of `keys`, (n, bytes of a key)."""
+        return marks.have_keys(self._segments, places, keys)
 
     def set_leased(self, heads: Sequence[tuple[int, int]], *, leased: bool) -> None:
         """What is leased when the daemon dies has readers that the next one must wait for. `heads`: segment and first unit."""

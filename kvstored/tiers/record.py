@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import EXTENTS_MAX, KEY_BYTES_MAX, KEY_BYTES_MIN, UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt
 
@@ -88,6 +89,8 @@ _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
 _LAST, _LAST_OFFSET = struct.Struct("<d"), 16
+STATE_AND_MORE, PARENT_WORDS, KEY_WORDS = 0, slice(12, 14), slice(14, 22)
+"""Of the 32 words of a record: the one with the state, those of the parent's fingerprint and those of the key."""
 _PARENT_OFFSET, _KEY_OFFSET, _KEY_BYTES_OFFSET = 96, 112, 225
 
 
@@ -164,6 +167,50 @@ def pack(record: Record) -> bytes:
         record.stored_checksum,
     )
     return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillingColumns:
+    """Records of many pieces that are about to be written: group 0 of shard 0, one extent each, key lengths and sizes equal."""
+
+    digest: bytes
+    keys: bytes
+    fingerprints: NDArray[np.uint64]
+    parents: NDArray[np.uint64]
+    places: Places
+    generations: NDArray[np.uint64]
+    depths: NDArray[np.int64]
+    heats: NDArray[np.uint8]
+    length: int
+    valid_tokens: int
+    last_s: float
+    owner_pid: int
+
+
+def pack_many(filling: FillingColumns) -> Records:
+    """As `pack` for each, state FILLING."""
+    places, count = filling.places, filling.places.size
+    records = np.zeros(count, dtype=RECORD)
+    keys = np.frombuffer(filling.keys, dtype=np.uint8).reshape(count, -1)
+    padded = np.zeros((count, KEY_BYTES_MAX), dtype=np.uint8)
+    padded[:, : keys.shape[1]] = keys
+    values = {
+        "magic": MAGIC, "version": VERSION, "state": State.FILLING, "heat": filling.heats,
+        "owner_pid": filling.owner_pid, "last_s": filling.last_s, "generation": filling.generations,
+        "digest": np.void(filling.digest), "fingerprint": filling.fingerprints,
+        "parent": filling.parents, "key": padded.view(f"V{KEY_BYTES_MAX}")[:, 0],
+        "length": filling.length, "stored_length": filling.length,
+        "valid_tokens": filling.valid_tokens, "depth": filling.depths,
+        "extent_units": places.units, "next_segment": NO_SEGMENT,
+        "key_bytes": keys.shape[1], "extent_count": 1,
+    }  # fmt: skip
+    for name, value in values.items():
+        records[name] = value
+    extents = np.stack(places, axis=1).astype("<u4").tobytes()
+    records["place_checksum"] = _checksums(extents, 0, EXTENT_BYTES, EXTENT_BYTES)
+    raw = records.view(np.uint8).data
+    records["header_checksum"] = _checksums(raw, _HEADER_OFFSET, _HEADER_END, RECORD_BYTES)
+    return records
 
 
 def pack_continuation(record: Record, i: int) -> bytes:
@@ -293,11 +340,7 @@ def checked(records: Records) -> NDArray[np.bool_]:
     if not len(records):
         return np.zeros(0, dtype=np.bool_)
     records = np.ascontiguousarray(records)
-    raw = records.view(np.uint8).data
-    digest = xxhash.xxh3_64_intdigest
-    headers = range(_HEADER_OFFSET, len(raw), RECORD_BYTES)
-    span = _HEADER_END - _HEADER_OFFSET
-    sums = np.fromiter((digest(raw[i : i + span]) for i in headers), np.uint64, len(records))
+    sums = _checksums(records.view(np.uint8).data, _HEADER_OFFSET, _HEADER_END, RECORD_BYTES)
     key_bytes = records["key_bytes"]
     mask: NDArray[np.bool_] = (
         (records["magic"] == MAGIC)
@@ -308,6 +351,13 @@ def checked(records: Records) -> NDArray[np.bool_]:
         & (key_bytes <= KEY_BYTES_MAX)
     )
     return mask
+
+
+def _checksums(raw: bytes | memoryview, begin: int, end: int, step: int) -> NDArray[np.uint64]:
+    """xxh3-64 of bytes `begin` to `end` of each `step` bytes."""
+    digest, span = xxhash.xxh3_64_intdigest, end - begin
+    each = (digest(raw[i : i + span]) for i in range(begin, len(raw), step))
+    return np.fromiter(each, np.uint64, len(raw) // step)
 
 
 def digests_of(records: Records) -> tuple[list[bytes], NDArray[np.intp]]:

@@ -40,6 +40,8 @@ class Segment:
     """The packed records, 256 bytes a unit, without the superblock."""
     rows: Records
     """The same memory as `table`."""
+    words: NDArray[np.uint64]
+    """And once more, a row of 32 words a record."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -140,6 +142,7 @@ def _mapped(number: int, units: int, incarnation: int, bytes_fd: int, table_fd: 
         bytes=np.frombuffer(mmap.mmap(bytes_fd, units * UNIT_BYTES), dtype=np.uint8),
         table=table,
         rows=np.frombuffer(table, dtype=RECORD),
+        words=np.frombuffer(table, dtype=np.uint64).reshape(units, RECORD_BYTES // 8),
     )
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
-from kvstored.core.calls import FillStatus, Grant, Granted, ReadStatus, Reason, Reserved
+import numpy as np
+
+from kvstored.core.calls import FillStatus, Granted, ReadStatus, Reason
+from kvstored.core.columnar import Grant, Places, ReadMany, Reserved, no_places
 from kvstored.core.types import Layout, Match, Place
 from kvstored.core.views import TreeNode, Verdict
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.events import Event
 from kvstored.store.jobs import Job
-from kvstored.wire.packing import pack_pieces, pack_u8, pack_u64
+from kvstored.wire.packing import pack_pieces, pack_runs, pack_u8, pack_u64
 
 NO_TIER = 255
 
@@ -36,25 +39,41 @@ def match_message(found: Match) -> pb.MatchResponse:
 
 
 def reserve_message(reserved: Reserved, columns: Sequence[int]) -> pb.ReserveResponse:
+    """Key by key what was decided so; then the columns of many plain blocks; then what found no space."""
     pieces: list[Piece | None] = []
-    for grant in reserved.grants:
+    fills: list[int] = []
+    for outcome in reserved.first:
+        grant = outcome if isinstance(outcome, Granted) else None
         pieces.extend(_granted(grant, columns))
+        fills.append(0 if grant is None else grant.fill)
     packed = pack_pieces(pieces)
-    return pb.ReserveResponse(
+    many = reserved.many
+    rest = reserved.no_space * len(columns)
+    response = pb.ReserveResponse(
         status=pack_u8([int(status) for status in reserved.status]),
-        fills=pack_u64([0 if grant is None else grant.fill for grant in reserved.grants]),
+        fills=pack_u64(fills),
         extent_counts=packed.extent_counts,
         extents=packed.extents,
         sizes=packed.sizes,
     )
+    if many is not None:
+        ids = np.arange(many.first_fill, many.first_fill + len(many), dtype=np.uint64)
+        lengths = np.full(len(many), many.length, dtype=np.uint64)
+        response.fills += pack_u64(ids) + bytes(8 * reserved.no_space)
+        response.extent_counts += b"\1" * len(many) + bytes(rest)
+        response.extents += pack_runs(many.places, lengths)
+        response.sizes += pack_u64(lengths) + bytes(8 * rest)
+    return response
 
 
 def refused_message(keys: int, columns: Sequence[int]) -> pb.ReserveResponse:
     """Nothing granted: of a reservation that rode on a commit and came too late."""
-    return reserve_message(Reserved([FillStatus.NO_SPACE] * keys, [None] * keys), columns)
+    return reserve_message(Reserved([FillStatus.NO_SPACE] * keys), columns)
 
 
 def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
+    if grant.many is not None:
+        return _acquire_many_message(grant.lease, grant.many)
     pieces: list[Piece | None] = []
     checksums: list[int] = []
     for block in grant.blocks:
@@ -80,6 +99,24 @@ def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
                 for block in grant.blocks
             ]
         ),
+    )
+
+
+def _acquire_many_message(lease: int, many: ReadMany) -> pb.AcquireResponse:
+    hits = many.hits
+    first_miss = min(many.reasons, default=None)
+    places = Places(*(column[hits] for column in many.places)) if hits.any() else no_places()
+    return pb.AcquireResponse(
+        lease=lease,
+        status=pack_u8(np.where(hits, int(ReadStatus.HIT), int(ReadStatus.MISS))),
+        extent_counts=pack_u8(hits.astype(np.uint8)),
+        extents=pack_runs(places, many.lengths[hits]),
+        sizes=pack_u64(many.lengths),
+        checksums=pack_u64(many.checksums),
+        generations=pack_u64(many.generations),
+        must_verify=bytes(len(hits)),
+        miss_reason="" if first_miss is None else str(many.reasons[first_miss]),
+        tiers=pack_u8(np.where(hits, int(many.tier), NO_TIER)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kvstored import __version__
+from kvstored.core.calls import FillStatus
 from kvstored.core.groups import valid_tokens_of
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
 from kvstored.errors import Busy, InvalidArgument, KvstoredError
@@ -232,12 +233,16 @@ class StoreService:
     async def _commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
         session = self._asked.session(request.session, caller)
         fills = _handles(request.fills, "fills")
-        columns = [self._store.puts.columns_of(session, fill) for fill in fills]
-        sums = sums_of(request.checksums, columns)
         # the next reservation is checked before anything is done: a bad one must not hide what became of the fills
         following = self._asked.put(request.next, caller) if request.HasField("next") else None
-        status = self._store.puts.commit(session, fills, sums)
-        response = pb.CommitResponse(status=pack_u8([int(each) for each in status]))
+        if self._store.puts.commit_many(session, fills, unpack_u64(request.checksums, "checksums")):
+            status = bytes([FillStatus.COMMITTED]) * len(fills)
+        else:
+            columns = [self._store.puts.columns_of(session, fill) for fill in fills]
+            sums = sums_of(request.checksums, columns)
+            done = self._store.puts.commit(session, fills, sums)
+            status = pack_u8([int(each) for each in done])
+        response = pb.CommitResponse(status=status)
         if following is not None:
             response.next.CopyFrom(self._reserved_if_possible(following))
         return response

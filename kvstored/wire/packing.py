@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import (
     BATCH_KEYS_MAX,
     EXTENTS_MAX,
@@ -145,6 +146,15 @@ def pack_pieces(pieces: Sequence[tuple[Place, int] | None]) -> PackedPieces:
             left -= taken
         assert left == 0, f"a place is shorter than its piece {piece}"
     return PackedPieces(bytes(counts), pack_u64(flat), pack_u64(sizes))
+
+
+def pack_runs(places: Places, lengths: U64S) -> bytes:
+    """The extents of pieces that lie in one each."""
+    extents = np.empty((places.size, 3), dtype="<u8")
+    extents[:, 0] = places.segment
+    extents[:, 1] = places.start * UNIT_BYTES
+    extents[:, 2] = lengths
+    return extents.tobytes()
 
 
 def unpack_pieces(packed: PackedPieces, keys: int, groups: int) -> Pieces:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from kvstored.core.calls import CopyTask, Fingerprint, Freed, Limits, TierLimits
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import singly
 from kvstored.core.columns import FIRST, READY, SINK
 from kvstored.core.types import Extent, NamespaceId, NamespaceSpec, Place, SessionId
 from tests.core.desk import BLOCK_TOKENS, Namer
@@ -81,7 +82,7 @@ class ComparingMachine(RuleBasedStateMachine):
 
     def compare_gone(self) -> None:
         """What was forgotten, in the order in which it was evicted; nothing that is still read or written is freed."""
-        freed = [effect for effect in self.catalog.drain() if isinstance(effect, Freed)]
+        freed = [effect for effect in singly(self.catalog.drain()) if isinstance(effect, Freed)]
         gone = [self.gone_of(effect) for effect in freed]
         evicted = [each for each in gone if each[4] in EVICTED]
         assert evicted == [each for each in self.oracle.gone if each[4] in EVICTED]

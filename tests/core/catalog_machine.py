@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvstored.core.calls import CopyTask, Fingerprint, Grant
+from kvstored.core.calls import CopyTask, Fingerprint
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import Grant
 from kvstored.core.types import Part, SessionId, TierId
 from kvstored.errors import Conflict
 from tests.core.catalog_compare import (
@@ -219,17 +221,25 @@ class CatalogMachine(ComparingMachine):
     def commit(self, session: int, pick: int, count: int, is_lost: int) -> None:
         session = self.owner(self.oracle.fills, pick, session)
         mine = self.fills_of(session) or list(self.oracle.fills)
-        fills = mine[pick % len(mine) :][: 1 + count % 3]
+        fills = mine[pick % len(mine) :][: 1 + count % 4]
         if not is_lost % 4:
             fills.append(self.pick(self.given_fills, is_lost))
         self.commit_fills(session, list(dict.fromkeys(fills)))
 
     def commit_fills(self, session: int, fills: list[int]) -> None:
-        outcomes = self.catalog.commit(SessionId(session), fills, [{0: 1}] * len(fills), self.now_s)
+        outcomes = self.committed(session, fills)
         for id_, outcome in zip(fills, outcomes, strict=True):
             expected = self.oracle.commit(session, id_, self.now_s)
-            assert (outcome.visible if outcome else None) is expected
+            assert outcome is expected
         self.compare()
+
+    def committed(self, session: int, fills: list[int]) -> list[bool | None]:
+        """As the store does it: a whole run of fills at once, everything else one by one. Whether each is visible, None if lost."""
+        sums = np.ones(len(fills), dtype=np.uint64)
+        if self.catalog.commit_run(SessionId(session), fills, sums, self.now_s) is not None:
+            return [True] * len(fills)
+        outcomes = self.catalog.commit(SessionId(session), fills, [{0: 1}] * len(fills), self.now_s)
+        return [outcome.visible if outcome else None for outcome in outcomes]
 
     @precondition(lambda self: self.is_begun and self.oracle.fills)
     @rule(session=small, pick=small)

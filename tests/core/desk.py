@@ -9,21 +9,19 @@ import numpy as np
 from kvstored.core.calls import (
     Acquire,
     CopyTask,
-    Effect,
     Expired,
     FillStatus,
     Fingerprint,
     Freed,
-    Grant,
     Limits,
     Parents,
     Reason,
     Reserve,
-    Reserved,
     StoredPiece,
     TierLimits,
 )
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import AnyEffect, Grant, Reserved, singly
 from kvstored.core.columns import READY
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
@@ -158,8 +156,8 @@ class Namer:
         )
 
 
-def freed_in(effects: Sequence[Effect]) -> list[Freed]:
-    return [effect for effect in effects if isinstance(effect, Freed)]
+def freed_in(effects: Sequence[AnyEffect]) -> list[Freed]:
+    return [effect for effect in singly(effects) if isinstance(effect, Freed)]
 
 
 class Desk:

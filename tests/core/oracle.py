@@ -199,7 +199,8 @@ class Oracle(OracleBooks):
             self.close(copy, Reason.INCOMPLETE, now_s)
         self.let_go([fill.block])
         request = self.requests.get(fill.request) if fill.request else None
-        if request is not None and self.is_readable(fill.block):
+        is_own = request is not None and request.ns == fill.block.ns
+        if request is not None and is_own and self.is_readable(fill.block):
             if fill.block not in request.sealed:
                 request.sealed.append(fill.block)
             self.seal(request, [fill.block])

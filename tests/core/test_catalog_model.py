@@ -14,6 +14,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from kvstored.core.calls import Reason, TierLimits
 from kvstored.core.types import NamespaceId, SessionId, TierId
+from kvstored.core.usage import blocks_in
 from kvstored.errors import NoSpace, NotFound
 from tests.core.catalog_compare import Profile
 from tests.core.catalog_machine import small
@@ -189,7 +190,9 @@ class WholeMachine(MovingMachine):
             self.catalog.add_namespace(layout)
             self.oracle.retired.discard(layout.id)
         elif how < 10:
-            removed = self.catalog.clear(layout.id, self.now_s)
+            removed = self.catalog.clear_rows(
+                layout.id, blocks_in(self.catalog.books, layout.id), self.now_s
+            )
             assert removed == self.oracle.drop_all(mine, Reason.REMOVED)
         else:
             self.oracle.retired.add(layout.id)
@@ -261,7 +264,8 @@ class WholeMachine(MovingMachine):
         self.oracle.now_s += 1000.0
         self._expire()
         for namer in self.namers:
-            self.catalog.clear(namer.layout.id, self.now_s)
+            rows = blocks_in(self.catalog.books, namer.layout.id)
+            self.catalog.clear_rows(namer.layout.id, rows, self.now_s)
         freed = freed_in(self.catalog.drain())
         self.discards += [(effect.token, 0) for effect in freed if effect.token]
         for token, _ in self.discards:
@@ -282,7 +286,8 @@ def test_the_catalog_does_what_the_oracle_says(
 ) -> None:
     if seed_ == SEED:  # by columns whatever can be; the other seed goes block by block
         monkeypatch.setattr("kvstored.core.plain.PLAIN_MIN", 1)
-        monkeypatch.setattr("kvstored.core.fills.PLAIN_MIN", 1)
+        monkeypatch.setattr("kvstored.core.plain_reads.PLAIN_MIN", 1)
+        monkeypatch.setattr("kvstored.core.leaving.MANY", 1)
     machine = type(f"Machine_{name}", (WholeMachine,), {"profile": PROFILES[name]})
     run_state_machine_as_test(
         seed(seed_)(machine),

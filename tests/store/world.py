@@ -19,7 +19,6 @@ from kvstored.clock import ManualClock
 from kvstored.core.calls import (
     Acquire,
     FillStatus,
-    Grant,
     Granted,
     Limits,
     Parents,
@@ -28,6 +27,7 @@ from kvstored.core.calls import (
     TierLimits,
 )
 from kvstored.core.catalog import Catalog
+from kvstored.core.columnar import Grant
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import (

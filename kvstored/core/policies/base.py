@@ -52,6 +52,10 @@ class Policy(Protocol):
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         """The first copy in order that may be evicted, taken out of the order; None when there is none."""
 
+    def follow(self, rows: Rows) -> int:
+        """`rows`: a victim and copies each of which may be evicted once the one before it is gone. How many of them, from the first
+        on, would be the next victims one after the other; at least 1."""
+
 
 def budget_of(part: int) -> Budget:
     return Budget.CHECKPOINT if part == Part.CHECKPOINT else Budget.GLOBAL

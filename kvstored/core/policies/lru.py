@@ -6,6 +6,7 @@ It ignores temperature classes; sinks are exempt in the books. Within a request 
 import numpy as np
 
 from kvstored.core.calls import TouchEvent
+from kvstored.core.columns import FIRST
 from kvstored.core.policies.base import LazyOrder, Ledger
 from kvstored.core.types import Budget, Rows, TierId
 
@@ -30,3 +31,9 @@ class Lru:
 
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         return self._order.victim(tier, budget)
+
+    def follow(self, rows: Rows) -> int:
+        """Ranks are whole and distinct: nothing lies between two that follow each other."""
+        copies = self._ledger.copies
+        steps = (np.diff(copies.rank[rows]) == 1) & (np.diff(copies.flags[rows] & FIRST) == 0)
+        return 1 + (len(steps) if steps.all() else int(np.argmin(steps)))
