@@ -321,6 +321,8 @@ class Books(Tables):
 
     def _wait_again(self, copies: Rows) -> None:
         """Dirty copies that write-back passed over were hit: they may be admitted now."""
+        if TierId.NVME not in self.space.books:
+            return
         table = self.copies
         flags = table.flags[copies]
         dirty = (flags & (CLEAN | WAITING) == 0) & (table.state[copies] == READY)

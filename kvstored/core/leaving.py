@@ -44,7 +44,11 @@ def tail_run(books: Books, victim: int, units: int, most: int) -> Rows:
     if len(run) < MANY:
         return np.empty(0, dtype=np.int32)
     at = blocks.first_copy[run]
-    fine = (at >= 0) & (copies.next[at] < 0) & (blocks.holds[run] == 0)
+    count = books.policy.follow(at if (at >= 0).all() else at[: int(np.argmax(at < 0))])
+    if count < MANY:
+        return at[:0]
+    run, at = run[:count], at[:count]
+    fine = (copies.next[at] < 0) & (blocks.holds[run] == 0)
     fine &= (blocks.ns[run] == blocks.ns[block]) & (copies.part[at] == part)
     fine &= (copies.tier[at] == copies.tier[victim]) & (copies.state[at] == READY)
     fine &= (copies.readers[at] == 0) & (copies.fills[at] == 0)
@@ -53,8 +57,7 @@ def tail_run(books: Books, victim: int, units: int, most: int) -> Rows:
     fine &= (piece >= 0) & (pieces.next[piece] < 0) & (pieces.units[piece] > 0)
     fine &= (pieces.group[piece] == 0) & (pieces.shard[piece] == 0)
     fine[1:] &= np.cumsum(copies.units[at[:-1]], dtype=np.int64) < units
-    good = len(fine) if fine.all() else int(np.argmin(fine))
-    return at[: books.policy.follow(at[:good])] if good >= MANY else at[:0]
+    return at if fine.all() else at[: int(np.argmin(fine))]
 
 
 def drop_run(books: Books, run: Rows, reason: Reason, now_s: float) -> None:

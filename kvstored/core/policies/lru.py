@@ -33,7 +33,10 @@ class Lru:
         return self._order.victim(tier, budget)
 
     def follow(self, rows: Rows) -> int:
-        """Ranks are whole and distinct: nothing lies between two that follow each other."""
+        """Ranks are whole and distinct, and the victim's is the least of all that may be evicted: whatever ranks before it, or right
+        after it and those of its followers that rank after it, is the next."""
         copies = self._ledger.copies
-        steps = (np.diff(copies.rank[rows]) == 1) & (np.diff(copies.flags[rows] & FIRST) == 0)
-        return 1 + (len(steps) if steps.all() else int(np.argmin(steps)))
+        rank = copies.rank[rows]
+        later = np.cumsum(rank > rank[0])
+        fine = (rank[1:] <= rank[0] + 1 + later[:-1]) & (np.diff(copies.flags[rows] & FIRST) == 0)
+        return 1 + (len(fine) if fine.all() else int(np.argmin(fine)))
