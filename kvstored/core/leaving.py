@@ -1,10 +1,11 @@
-"""How the usual victims leave: whole tails of runs at once, each block of them with its only copy, in memory.
+"""How the usual victims leave memory: whole tails of runs at once, their blocks with them or left on NVMe.
 
-Whatever else a copy is (one of several, of several pieces or extents, on disk) goes the way of `Books.drop_copy`; both leave the same
-books and the same effects in the same order.
+Whatever else a copy is (of several pieces or extents, on disk) goes the way of `Books.drop_copy`; both leave the same books and the same
+effects in the same order.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Freed, PieceRow, Reason
@@ -12,8 +13,8 @@ from kvstored.core.columnar import FreedMany, named
 from kvstored.core.columns import CLEAN, READY, SINK
 from kvstored.core.history import Forgotten
 from kvstored.core.policies.base import budget_of
-from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import Budget, NamespaceId, Part, Rows, TierId
+from kvstored.core.readability import NOT_READABLE, READABLE
+from kvstored.core.types import Budget, Fingerprints, NamespaceId, Part, Rows, TierId
 
 MANY = 3
 """Fewer leave faster one by one."""
@@ -23,71 +24,130 @@ def drop_victims(
     books: Books, victim: int, units: int, most: int, reason: Reason, now_s: float
 ) -> int:
     """Forget the policy's victim, and with it those that would follow it until so many units or copies have left. How many left."""
-    run = tail_run(books, victim, units, most)
-    if len(run) >= MANY:
-        drop_run(books, run, reason, now_s)
-        return len(run)
+    own = int(books.copies.units[victim])
+    count = min(most, -(-units // own)) if own else 1
+    if count >= MANY and int(books.copies.tier[victim]) <= TierId.DRAM:
+        is_only = int(books.copies.next[victim]) < 0
+        is_only &= int(books.blocks.first_copy[books.copies.block[victim]]) == victim
+        find, drop = (only_run, drop_run) if is_only else (clean_run, drop_clean)
+        run = find(books, victim, units, count)
+        if len(run) >= MANY:
+            drop(books, run, reason, now_s)
+            return len(run)
     if not drop_leaf(books, victim, reason, now_s):
         books.drop_copy(victim, reason, now_s)
     return 1
 
 
-def tail_run(books: Books, victim: int, units: int, most: int) -> Rows:
-    """Copies from the victim upwards that `drop_run` can take and the policy would; empty where not even the victim is such."""
+def only_run(books: Books, victim: int, units: int, count: int) -> Rows:
+    """Copies from the victim upwards that the policy would take next and `drop_run` can: each the only one of its block. Empty where
+    that is none."""
+    copies, blocks, tree = books.copies, books.blocks, books.tree
+    block = int(copies.block[victim])
+    if tree.children[block]:
+        return np.empty(0, dtype=np.int32)
+    run = tree.run_above(block, count)
+    at = _followers(books, blocks.first_copy[run])
+    fine = copies.next[at] < 0
+    return at[: _simple(books, at, run[: len(at)], fine, units)]
+
+
+def clean_run(books: Books, victim: int, units: int, count: int) -> Rows:
+    """The same for `drop_clean`: each has just one copy more, on NVMe, so that its block stays."""
+    copies, blocks = books.copies, books.blocks
+    layout = books.layout_of(int(copies.block[victim]))
+    if TierId.NVME not in books.space.books or not layout.is_plain:
+        return np.empty(0, dtype=np.int32)
+    run = books.tree.path_above(int(copies.block[victim]), count)
+    first = blocks.first_copy[run]
+    in_memory = copies.tier[first] == copies.tier[victim]
+    at = np.where(in_memory & (first >= 0), first, copies.next[first])
+    at = _followers(books, at)
+    run, first = run[: len(at)], first[: len(at)]
+    other = np.where(first == at, copies.next[at], first)
+    fine = (other >= 0) & (copies.tier[other] == int(TierId.NVME)) & (copies.state[other] == READY)
+    fine &= copies.part[other] == copies.part[at]
+    fine &= copies.next[np.where(first == at, other, at)] < 0
+    fine &= copies.flags[at] & (CLEAN | SINK) == CLEAN  # children stay, and with them a sink
+    return at[: _simple(books, at, run, fine, units)]
+
+
+def _followers(books: Books, at: Rows) -> Rows:
+    """As many of the copies, from the victim on, as the policy would take; it ends where a block has none."""
+    there = at if (at >= 0).all() else at[: int(np.argmax(at < 0))]
+    return there[: books.policy.follow(there)] if len(there) else there
+
+
+def _simple(books: Books, at: Rows, run: Rows, fine: NDArray[np.bool_], units: int) -> int:
+    """How many copies, from the victim on, are `fine`, ready, of one piece in one extent, and used by nobody."""
     copies, blocks, pieces = books.copies, books.blocks, books.pieces
-    own = int(copies.units[victim])
-    count = min(most, -(-units // own)) if own else 1
-    block, part = int(copies.block[victim]), int(copies.part[victim])
-    if count < MANY or int(copies.tier[victim]) > TierId.DRAM or part == int(Part.CHECKPOINT):
-        return np.empty(0, dtype=np.int32)
-    run = books.tree.run_above(block, count) if not books.tree.children[block] else ()
-    if len(run) < MANY:
-        return np.empty(0, dtype=np.int32)
-    at = blocks.first_copy[run]
-    count = books.policy.follow(at if (at >= 0).all() else at[: int(np.argmax(at < 0))])
-    if count < MANY:
-        return at[:0]
-    run, at = run[:count], at[:count]
-    fine = (copies.next[at] < 0) & (blocks.holds[run] == 0)
-    fine &= (blocks.ns[run] == blocks.ns[block]) & (copies.part[at] == part)
-    fine &= (copies.tier[at] == copies.tier[victim]) & (copies.state[at] == READY)
+    if len(at) < MANY:
+        return 0
+    fine &= (blocks.holds[run] == 0) & (blocks.ns[run] == blocks.ns[run[0]])
+    fine &= (copies.part[at] == copies.part[at[0]]) & (copies.part[at] != int(Part.CHECKPOINT))
+    fine &= (copies.tier[at] == copies.tier[at[0]]) & (copies.state[at] == READY)
     fine &= (copies.readers[at] == 0) & (copies.fills[at] == 0)
+    fine[0] &= copies.kids[at[0]] == 0
     fine[1:] &= copies.kids[at[1:]] == 1
     piece = copies.first_piece[at]
     fine &= (piece >= 0) & (pieces.next[piece] < 0) & (pieces.units[piece] > 0)
     fine &= (pieces.group[piece] == 0) & (pieces.shard[piece] == 0)
     fine[1:] &= np.cumsum(copies.units[at[:-1]], dtype=np.int64) < units
-    return at if fine.all() else at[: int(np.argmin(fine))]
+    return len(fine) if fine.all() else int(np.argmin(fine))
 
 
 def drop_run(books: Books, run: Rows, reason: Reason, now_s: float) -> None:
-    """Forget these copies of `tail_run`, leaf first, with their blocks."""
-    copies, blocks, pieces = books.copies, books.blocks, books.pieces
+    """Forget these copies of `only_run`, leaf first, with their blocks."""
+    copies, blocks = books.copies, books.blocks
     rows = copies.block[run]
     top, leaf = int(rows[-1]), int(rows[0])
     tier, part = TierId(int(copies.tier[run[0]])), int(copies.part[run[0]])
-    at = copies.first_piece[run]
-    places = books.places(at)
+    readable = blocks.fast[rows] != NOT_READABLE
     fingerprints = books.index.fingerprints[rows]
+    books.history.add_many(named(fingerprints[readable]), Forgotten(reason, tier, now_s))
+    _give_up(books, run, fingerprints, reason)
+    parent = int(books.tree.parent[top])
+    books.forget_partial(leaf, int(books.tree.parent[leaf]))
+    books.tree.cut_run(rows)
+    books.index.pop_many(rows)
+    blocks.give_many(rows)
+    if parent >= 0:
+        _left_below(books, parent, tier, part)
+
+
+def drop_clean(books: Books, run: Rows, reason: Reason, now_s: float) -> None:  # noqa: ARG001 - as drop_run
+    """Forget these copies of `clean_run`, leaf first; their blocks are read from NVMe from now on."""
+    copies, blocks = books.copies, books.blocks
+    rows = copies.block[run]
+    first = blocks.first_copy[rows]
+    others = np.where(first == run, copies.next[run], first)
+    tier, part = TierId(int(copies.tier[run[0]])), int(copies.part[run[0]])
+    parent = int(books.tree.parent[rows[-1]])
+    _give_up(books, run, books.index.fingerprints[rows], reason)
+    copies.next[others] = -1
+    blocks.first_copy[rows] = others
+    blocks.fast[rows] = TierId.NVME
+    blocks.tiers[rows] = 1 << TierId.NVME | READABLE
+    if parent >= 0:
+        _left_below(books, parent, tier, part)
+
+
+def _give_up(books: Books, run: Rows, fingerprints: Fingerprints, reason: Reason) -> None:
+    """The copies' rows, pieces and space."""
+    copies, pieces = books.copies, books.pieces
+    at, tier = copies.first_piece[run], TierId(int(copies.tier[run[0]]))
+    ns = NamespaceId(int(books.blocks.ns[copies.block[run[0]]]))
+    places = books.places(at)
     flags, units = copies.flags[run], copies.units[run].astype(np.int64)
     book = books.space.books[tier]
     book.dirty -= int(np.count_nonzero(flags & CLEAN == 0))
     book.sinks -= int(units[flags & SINK != 0].sum())
     book.used[Budget.GLOBAL] -= int(units.sum())
     book.copies -= len(run)
-    readable = blocks.fast[rows] != NOT_READABLE
-    books.history.add_many(named(fingerprints[readable]), Forgotten(reason, tier, now_s))
-    ns = NamespaceId(int(blocks.ns[leaf]))
-    parent = int(books.tree.parent[top])
-    books.forget_partial(leaf, int(books.tree.parent[leaf]))
-    books.tree.cut_run(rows)
-    books.index.pop_many(rows)
-    for table, gone in ((pieces, at), (copies, run), (blocks, rows)):
-        table.give_many(gone)
+    pieces.give_many(at)
+    copies.give_many(run)
     books.space.give_memory(tier, places)
     books.effects.append(FreedMany(tier, ns, fingerprints, places, reason))
-    if parent >= 0:
-        _left_below(books, parent, tier, part)
 
 
 def _left_below(books: Books, parent: int, tier: TierId, part: int) -> None:

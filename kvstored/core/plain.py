@@ -36,15 +36,10 @@ class Laid:
     length: int
 
 
-def is_plain(layout: Layout) -> bool:
-    groups = layout.spec.groups
-    return len(groups) == 1 and groups[0].is_required and layout.pieces_of(groups[0].part) == 1
-
-
 def plain_from(books: Books, call: Reserve) -> int:
     """The first key of the plain tail of a call, or its length where there is none."""
     n = len(call.keys)
-    if n < PLAIN_MIN or call.last_valid_tokens or not is_plain(books.layouts[call.ns]):
+    if n < PLAIN_MIN or call.last_valid_tokens or not books.layouts[call.ns].is_plain:
         return n
     if books.space.suspects or WRITE_TIER in books.recovering:
         return n
@@ -170,8 +165,8 @@ def ready_together(books: Books, pieces: Rows) -> bool:
     whole &= (copies.part[at] != int(Part.CHECKPOINT)) & (copies.next[at] < 0)
     whole &= (books.blocks.first_copy[blocks] == at) & (table.next[pieces] < 0)
     whole &= copies.fills[at] == 1
-    plain = {int(ns): is_plain(books.layouts[int(ns)]) for ns in np.unique(books.blocks.ns[blocks])}
-    return bool(whole.all()) and all(plain.values()) and len(np.unique(at)) == len(at)
+    plain = [books.layouts[int(ns)].is_plain for ns in np.unique(books.blocks.ns[blocks])]
+    return bool(whole.all()) and all(plain) and len(np.unique(at)) == len(at)
 
 
 def make_ready(books: Books, pieces: Rows, checksums: NDArray[np.uint64], now_s: float) -> None:

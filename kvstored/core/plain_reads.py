@@ -12,7 +12,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Acquire, Fingerprint, Reason
 from kvstored.core.columnar import ReadMany, no_places
 from kvstored.core.columns import READY, SUSPECT, UNVERIFIED
-from kvstored.core.plain import PLAIN_MIN, is_plain
+from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.types import Rows, TierId
 
 READ_TIER = TierId.DRAM
@@ -22,7 +22,7 @@ Reasons = Callable[[int, Fingerprint], Reason]
 
 def read_many(books: Books, call: Acquire, rows: Rows, reason: Reasons) -> ReadMany | None:
     """`rows`: the keys' block rows, -1 where there is none. Changes nothing: `begin_reading` does."""
-    if len(rows) < PLAIN_MIN or not is_plain(books.layouts[call.ns]) or books.recovering:
+    if len(rows) < PLAIN_MIN or not books.layouts[call.ns].is_plain or books.recovering:
         return None
     copies = _ready_copies(books, call, rows)
     if copies is None:

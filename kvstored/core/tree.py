@@ -116,6 +116,14 @@ class PrefixTree(Links):
             run.append(row)
         return as_rows(run)
 
+    def path_above(self, row: int, count: int) -> Rows:
+        """A row and at most `count` rows in all with those above it, upwards."""
+        parents = self._parents
+        path = [row]
+        while len(path) < count and (row := parents[row]) != _NONE:
+            path.append(row)
+        return as_rows(path)
+
     def link(self, row: int, parent: int) -> bool:
         """Put a root with all that hangs below it under a parent.
 

@@ -164,6 +164,12 @@ class Layout:
     seed: int
     spec: NamespaceSpec
 
+    @property
+    def is_plain(self) -> bool:
+        """One group, and of it one piece a block."""
+        groups = self.spec.groups
+        return len(groups) == 1 and groups[0].is_required and self.pieces_of(groups[0].part) == 1
+
     def groups_of(self, part: Part) -> tuple[int, ...]:
         return tuple(i for i, group in enumerate(self.spec.groups) if group.part is part)
 
