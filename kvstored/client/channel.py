@@ -79,7 +79,7 @@ class LocalChannel:
     def __init__(self, path: str, *, name: str, clock: Clock, connect_timeout_s: float) -> None:
         self._path = path
         self._name = name
-        self._clock = clock
+        self.clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._idle: deque[LocalLink] = deque()
@@ -158,7 +158,7 @@ class LocalChannel:
             self._close(link.connection)
 
     def _give_back(self, link: LocalLink) -> None:
-        if link.connection.is_reusable and not self._is_closed:
+        if link.connection.is_idle and not self._is_closed:  # who takes it looks closer
             self._idle.append(link)
         else:
             self._close(link.connection)
@@ -169,7 +169,7 @@ class LocalChannel:
         if not self._connecting.acquire(timeout=timeout_s):
             raise Busy("another thread is still connecting")
         try:
-            wait_s = self._retry_at_s - self._clock.now_s()
+            wait_s = self._retry_at_s - self.clock.now_s()
             if 0 < wait_s <= _BACKOFF_MAX_S:
                 raise Unavailable(f"the daemon is not reachable, next try in seconds={wait_s:.3f}")
             try:
@@ -177,7 +177,7 @@ class LocalChannel:
             except KvstoredError:
                 backoff_s = min(_BACKOFF_FIRST_S * 2 ** min(self._failures, 10), _BACKOFF_MAX_S)
                 self._failures += 1
-                self._retry_at_s = self._clock.now_s() + backoff_s
+                self._retry_at_s = self.clock.now_s() + backoff_s
                 raise
             self._failures = 0
             return link

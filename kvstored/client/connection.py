@@ -55,6 +55,11 @@ class Connection:
         self._is_idle = True
 
     @property
+    def is_idle(self) -> bool:
+        """False after a failure and in the middle of a call."""
+        return self._is_idle
+
+    @property
     def is_reusable(self) -> bool:
         """False after a failure, in the middle of a call, and when the daemon has hung up."""
         if not self._is_idle:

@@ -57,6 +57,14 @@ class TestLeases:
             namespace.get(keys)
             assert stat(client).leases == 1
         namespace.get(keys, verify=False)
+        assert stat(client).leases == 1
+
+    def test_an_unverified_get_that_took_long_asks_whether_its_lease_held(
+        self, client: Client, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys, _ = stored(namespace)
+        monkeypatch.setattr("kvstored.client.local._SURE_S", -1.0)
+        assert namespace.get(keys, verify=False).hits == len(keys)
         assert stat(client).leases == 0
 
     def test_a_view_is_in_place_read_only_and_released_at_its_end(
