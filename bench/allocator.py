@@ -137,13 +137,16 @@ class _Arena:
         self._now_s += 0.001
         first, self._keys = self._keys, self._keys + count
         packed = b"".join(number.to_bytes(32, "big") for number in range(first, self._keys))
-        unknown = Parents(np.zeros((count, 2), dtype=np.uint64), np.zeros(count, dtype=np.bool_))
+        keys = key_batch(packed, 32, layout.seed)
+        # one path a call, as an engine puts them
+        known = np.ones(count, dtype=np.bool_)
+        known[0] = False
         call = Reserve(
             session=SessionId(self._session),
             ns=layout.id,
             shard=0,
-            keys=key_batch(packed, 32, layout.seed),
-            parents=unknown,
+            keys=keys,
+            parents=Parents(np.roll(keys.fingerprints, 1, axis=0), known),
             groups_mask=1,
             sizes=np.full((count, 1), size, dtype=np.uint64),
             last_valid_tokens=0,
@@ -151,7 +154,9 @@ class _Arena:
         )
         grants = [grant for grant in catalog.reserve(call, self._now_s).grants if grant]
         fills = [grant.fill for grant in grants]
-        catalog.commit(self._session, fills, [{0: 1}] * len(fills), self._now_s)
+        sums = np.ones(len(fills), dtype=np.uint64)
+        if catalog.commit_run(self._session, fills, sums, self._now_s) is None:
+            catalog.commit(self._session, fills, [{0: 1}] * len(fills), self._now_s)
         catalog.drain()
 
     def _opened(self, registry: Namespaces, size: int) -> Layout:

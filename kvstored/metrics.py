@@ -99,7 +99,7 @@ _TIER_MEANINGS = {
     "quarantined_bytes": "Kept aside from late writers.",
     "copies": "Copies.",
     "dirty_copies": "Copies without a slower one.",
-    "fragmentation_ratio": "Free space that typical requests cannot use in one piece.",
+    "fragmentation_ratio": "Share of the tier that is free but in pieces too small for a typical request.",
 }
 
 

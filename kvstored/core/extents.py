@@ -186,16 +186,16 @@ class Extents:
             self._give(extent.segment, extent.start, extent.units)
 
     def fragmentation(self) -> float:
-        """Share of the free units that lie in runs too short for the typical recent request.
+        """Share of the capacity that lies free in runs too short for the typical recent request: what fragmentation costs.
 
-        Typical is the median of the last 64 sizes asked for. 0 when nothing is free or was asked.
-        Such runs still serve smaller requests and, gathered, larger ones.
+        Typical is the median of the last 64 sizes asked for. Such runs still serve smaller requests and, gathered, larger ones. A share
+        of what is free would say 1 when a single unit is.
         """
-        if not self._recent or not self._free_units:
+        if not self._recent or not self._capacity_units:
             return 0.0
         typical = sorted(self._recent)[len(self._recent) // 2]
         short = self._order[: bisect_left(self._order, typical)]
-        return sum(units * self._counts[units] for units in short) / self._free_units
+        return sum(units * self._counts[units] for units in short) / self._capacity_units
 
     def free_runs(self, segment: int | None = None) -> Iterator[Extent]:
         """All free runs (of one segment) by address, without those of segments in which claims go on; not to be used across changes."""

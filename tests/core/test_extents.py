@@ -197,7 +197,7 @@ def test_fragmentation_is_the_share_in_runs_too_short_for_the_median_request() -
     assert {run.units for run in extents.free_runs()} == {4, 9, 10}
     extents._recent.clear()
     extents._recent.extend([1, 10, 50])
-    assert extents.fragmentation() == (extents.free_units - 10) / extents.free_units
+    assert extents.fragmentation() == (extents.free_units - 10) / extents.capacity_units
 
 
 def test_stale_addresses_do_not_pile_up() -> None:
