@@ -178,20 +178,27 @@ class Daemon:
     """A `kvstored serve` of its own in a temporary state directory, ready and with all its memory committed."""
 
     def __init__(
-        self, *, dram: str, disk: str = "0B", grpc: bool = False, state_parent: Path | None = None
+        self,
+        *,
+        dram: str,
+        disk: str = "0B",
+        grpc: bool = False,
+        metrics: bool = False,
+        state_parent: Path | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvstored-bench-", dir=state_parent)
         self.folder = Path(self._folder.name)
         self.socket = self.folder / "kvstored.sock"
         self.grpc_socket = self.folder / "grpc.sock"
+        self.metrics_socket = self.folder / "metrics.sock"
         self._log = (self.folder / "log").open("wb")
         command = [sys.executable, "-m", "kvstored", "serve", "--dram", dram, "--disk", disk]
         command += ["--state-dir", str(self.folder / "state"), "--socket", str(self.socket)]
         command += ["--listen", f"unix:{self.grpc_socket}" if grpc else "off"]
-        command += ["--metrics-listen", "off", "--log-format", "json"]
-        self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=self._log, stderr=subprocess.STDOUT
-        )
+        command += ["--metrics-listen", f"unix:{self.metrics_socket}" if metrics else "off"]
+        command += ["--log-format", "json"]
+        self._command = command
+        self._start()
 
     def __enter__(self) -> Self:
         try:
@@ -220,6 +227,17 @@ class Daemon:
         with Client(self.address, name="bench stat") as client:
             return client.call("Stat", pb.StatRequest(), pb.StatResponse)
 
+    def restart(self) -> None:
+        """Drains and ends it, keeper included, so that its memory is gone; starts it again on the same state directory."""
+        self._end()
+        self._start()
+        self._wait_ready()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, cwd=REPOSITORY, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
     def _wait_ready(self) -> None:
         """Segments are made one after the other: all that fit into the capacity are there when no more came for a second."""
         deadline_s = time.monotonic() + _START_S
@@ -242,14 +260,17 @@ class Daemon:
         raise RuntimeError(f"the daemon was not ready in seconds={_START_S}:\n{self.log()}")
 
     def _stop(self) -> None:
+        self._end()
+        self._log.close()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(40)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._log.close()
-        self._folder.cleanup()
 
 
 def peak_rss_bytes() -> int:

@@ -1,0 +1,120 @@
+"""kvstored over its local channel. A way of getting is one line of `WAYS`; puts are the same in all of them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
+from bench.peers.environment import Missing, own
+
+Get = Callable[..., int]
+"""(namespace, keys, buffers) to hits."""
+WAYS: dict[str, Get] = {
+    "verified": lambda space, keys, out: space.get(keys, out=out).hits,
+    "unchecked": lambda space, keys, out: space.get(keys, out=out, verify=False).hits,
+    "optimistic": lambda space, keys, out: space.get(keys, out=out, optimistic=True).hits,
+    "views": lambda space, keys, _out: _viewed(space, keys),
+}
+SPARE = 3
+"""Its evictor keeps room free, and removed blocks leave it when their leases end."""
+
+
+class Daemon:
+    def __init__(self, daemon: object, socket: str, folder: Path) -> None:
+        self.address: Address = {"address": socket}
+        self._daemon = daemon
+        self._folder = folder
+
+    def chill(self) -> None:
+        from bench.machine import Daemon as Running
+        from bench.peers.adapters.files import drop_pages
+
+        assert isinstance(self._daemon, Running), "made by serve"
+        self._daemon.restart()
+        for path in self._folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                drop_pages(path)
+
+
+def environment(way: str) -> Environment:
+    from kvstored.client import Namespace
+
+    if way == "optimistic" and way not in inspect.signature(Namespace.get).parameters:
+        raise Missing("this client has no get(optimistic=...)")
+    return own()
+
+
+@contextmanager
+def serve(environment: Environment, folder: Path, need: Need) -> Iterator[Daemon]:
+    from bench.machine import Daemon as Running
+
+    dram = f"{SPARE * need.capacity_bytes >> 21}MiB"
+    disk = f"{SPARE * need.capacity_bytes >> 20}MiB" if need.has_disk else "0B"
+    with Running(dram=dram, disk=disk, state_parent=folder) as running:
+        yield Daemon(running, running.address, running.folder / "state")
+
+
+def connect(way: str, address: Address, index: int) -> "Ours":
+    return Ours(WAYS[way], address["address"])
+
+
+class Ours(Store):
+    def __init__(self, way: Get, address: str) -> None:
+        from kvstored.client import Client, Namespace
+
+        self._client = Client(address)
+        self._spaces: dict[int, Namespace] = {}
+        self._way = way
+
+    def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
+        from kvstored.client import Keys
+
+        put = self._space(buffers).put(Keys.opaque(keys), buffers)
+        if put.committed != len(keys):
+            raise KeyError(f"not stored: {len(keys) - put.committed} blocks")
+
+    def get(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
+        from kvstored.client import Keys
+
+        hits = self._way(self._space(buffers), Keys.opaque(keys), buffers)
+        if hits != len(keys):
+            raise KeyError(f"missed: {len(keys) - hits} blocks")
+
+    def read_back(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
+        """In this way of getting; from views the check copies."""
+        if self._way is not WAYS["views"]:
+            self.get(keys, buffers)
+            return
+        from kvstored.client import Keys
+
+        with self._space(buffers).get_view(Keys.opaque(keys)) as view:
+            for block, buffer in zip(view.blocks, buffers, strict=True):
+                if block is None or block[0] is None:
+                    raise KeyError("missed")
+                np.copyto(buffer, block[0])
+
+    def clear(self, keys: Sequence[bytes]) -> None:
+        from kvstored.client import Keys
+
+        for space in self._spaces.values():
+            space.remove(Keys.opaque(keys))
+
+    def close(self) -> None:
+        self._client.close()
+
+    # the annotation is a name of the client's package, which is imported late as in every adapter
+    def _space(self, buffers: Sequence[Bytes]) -> "Namespace":  # noqa: F821
+        from bench.throughput import bench_namespace
+
+        size = buffers[0].nbytes
+        if size not in self._spaces:
+            self._spaces[size] = bench_namespace(self._client, size)
+        return self._spaces[size]
+
+
+def _viewed(space: "Namespace", keys: "Keys") -> int:  # noqa: F821
+    with space.get_view(keys) as view:
+        return view.hits
