@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench lock clean
+.PHONY: setup run test check bench bench-own lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -28,7 +28,11 @@ check: setup
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
+# beside the peers, which are installed below the user's cache folder; ARGS="--quick" for a look
 bench: setup
+	$(BIN)/python -m bench peers --json bench-peers.json --plot bench-peers.png --tables bench-peers.md $(ARGS)
+
+bench-own: setup
 	$(BIN)/python -m bench
 
 lock: setup

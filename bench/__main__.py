@@ -1,6 +1,7 @@
 """Runs the benchmarks, each in a process of its own, and prints their tables.
 
 `python -m bench [--only NAME ...] [--json FILE]`. The defaults are small; each benchmark alone takes more arguments: `python -m bench.NAME -h`.
+`python -m bench peers [...]` is `python -m bench.peers`: kvstored beside other stores, which it installs first.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.machine import REPOSITORY, Report, machine
+from bench.peers.__main__ import main as peers
 
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
@@ -24,6 +26,9 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["peers"]:
+        peers(sys.argv[2:])
+        return
     flags = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     flags.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", default=[])
     flags.add_argument("--json", type=Path, metavar="FILE", help="also write all results there")

@@ -14,6 +14,7 @@ BATCH_BYTES_MAX = 256 * MIB
 """Of one batch of all clients together: a larger one has fewer blocks, which the tables say."""
 KEPT_BYTES_MAX = 256 * MIB
 """Batches of all clients that are kept and read in turns: where blocks are large, not what a cache holds."""
+KEPT_BLOCKS_MAX = 4096
 SETS_MIN, SETS_MAX = 3, 256
 COLD_BYTES = 128 * MIB
 """What a cell from disk reads, all clients together; each byte once."""
@@ -43,7 +44,7 @@ class Shape:
     @property
     def sets(self) -> int:
         fits = KEPT_BYTES_MAX // (self.batch_bytes * self.clients)
-        return _within(fits, SETS_MIN, SETS_MAX)
+        return _within(min(fits, KEPT_BLOCKS_MAX // self.blocks), SETS_MIN, SETS_MAX)
 
     @property
     def cold_sets(self) -> int:

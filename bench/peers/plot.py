@@ -26,7 +26,8 @@ def plot(figures: Sequence[Figure], path: Path) -> None:
     figure, axes = plt.subplots(
         lines, columns, figsize=(5 * columns, 4 * lines + 1), squeeze=False, layout="constrained"
     )
-    colours = {each.name: f"C{i % 10}" for i, each in enumerate(CONTESTANTS)}
+    palette = plt.get_cmap("tab20")
+    colours = {each.name: palette(i % 20) for i, each in enumerate(CONTESTANTS)}
     for place, (medium, batch, clients, verb) in zip(axes.flat, panels, strict=False):
         for each in CONTESTANTS:
             points = sorted(

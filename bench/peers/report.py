@@ -148,6 +148,6 @@ def _medians(probes: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 # Any: a JSON object
 def _flat(value: Measured | Failed | Figure) -> dict[str, Any]:
-    facts = asdict(value)
-    shape = facts.pop("shape")
+    facts: dict[str, Any] = asdict(value)
+    shape: dict[str, Any] = facts.pop("shape")
     return facts | shape | {"blocks": value.shape.blocks}

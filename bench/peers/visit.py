@@ -3,6 +3,7 @@
 import importlib
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,17 +66,11 @@ def environment_of(contestant: Contestant) -> Environment:
 
 
 def _warm(visit: Visit, contestant: Contestant, crew: Crew, pace: Pace) -> Iterator[Outcome]:
+    _warm_up(visit, crew, pace)
     for shape in visit.shapes:
         name = shape.words
         try:
             _begin(crew, shape, shape.sets, "copy")
-            crew.all(
-                shape.clients,
-                "warm_up",
-                name=name,
-                size_bytes=visit.capacity_bytes // shape.clients,
-                budget_s=pace.warm_up_s,
-            )
             crew.all(shape.clients, "fill", name=name)
             made: list[Measured] = []
             for verb in contestant.verbs:
@@ -89,6 +84,20 @@ def _warm(visit: Visit, contestant: Contestant, crew: Crew, pace: Pace) -> Itera
             for verb in contestant.verbs:
                 yield _failed(visit, contestant, shape, verb, str(error))
         crew.all(shape.clients, "end", name=name)
+
+
+def _warm_up(visit: Visit, crew: Crew, pace: Pace) -> None:
+    """All clients go through the whole capacity once: what is touched for the first time is touched now. What fails here will fail and be
+    told in its own cell."""
+    shape = max(visit.shapes, key=lambda each: (each.clients, each.blocks))
+    with suppress(PeerFailed):
+        _begin(crew, shape, shape.sets, "copy")
+        size_bytes = visit.capacity_bytes
+        budget_s = pace.warm_up_s
+        crew.all(
+            shape.clients, "warm_up", name=shape.words, size_bytes=size_bytes, budget_s=budget_s
+        )
+    crew.all(shape.clients, "end", name=shape.words)
 
 
 def _sampled(visit: Visit, shape: Shape, verb: str, crew: Crew, pace: Pace) -> Measured:

@@ -4,6 +4,7 @@ and out of a memfd mapping, `shared hashed` the same with xxh3-64 of each block.
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,13 +49,13 @@ class Copies(Store):
         else:
             memory = mmap.mmap(-1, size)
         self._slots: list[Bytes] = list(np.frombuffer(memory, np.uint8).reshape(slots, block_bytes))
-        self._free = list(range(slots))
+        self._free = deque(range(slots))
         self._used: dict[bytes, int] = {}
         self._is_hashing = way == "shared hashed"
         self._pool = ThreadPoolExecutor(2) if way == "two threads" else None
 
     def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
-        slots = [self._free.pop(0) for _ in keys]
+        slots = [self._free.popleft() for _ in keys]
         self._copy([self._slots[slot] for slot in slots], buffers, buffers)
         self._used.update(zip(keys, slots, strict=True))
 

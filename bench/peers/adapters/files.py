@@ -50,7 +50,7 @@ class Files(Store):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(self._folder + key.hex(), flags, 0o600)
             try:
-                if os.write(descriptor, buffer) != buffer.nbytes:
+                if os.write(descriptor, buffer.data) != buffer.nbytes:
                     raise OSError("short write")
             finally:
                 os.close(descriptor)
@@ -59,7 +59,7 @@ class Files(Store):
         for key, buffer in zip(keys, buffers, strict=True):
             descriptor = os.open(self._folder + key.hex(), os.O_RDONLY)
             try:
-                if os.readv(descriptor, [buffer]) != buffer.nbytes:
+                if os.readv(descriptor, [buffer.data]) != buffer.nbytes:
                     raise OSError("short read")
             finally:
                 os.close(descriptor)

@@ -4,11 +4,15 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
 from bench.peers.environment import Missing, own
+
+if TYPE_CHECKING:
+    from kvstored.client import Keys, Namespace
 
 Get = Callable[..., int]
 """(namespace, keys, buffers) to hits."""
@@ -105,8 +109,7 @@ class Ours(Store):
     def close(self) -> None:
         self._client.close()
 
-    # the annotation is a name of the client's package, which is imported late as in every adapter
-    def _space(self, buffers: Sequence[Bytes]) -> "Namespace":  # noqa: F821
+    def _space(self, buffers: Sequence[Bytes]) -> "Namespace":
         from bench.throughput import bench_namespace
 
         size = buffers[0].nbytes
@@ -115,6 +118,6 @@ class Ours(Store):
         return self._spaces[size]
 
 
-def _viewed(space: "Namespace", keys: "Keys") -> int:  # noqa: F821
+def _viewed(space: "Namespace", keys: "Keys") -> int:
     with space.get_view(keys) as view:
         return view.hits

@@ -56,7 +56,7 @@ class Redis(Store):
     def __init__(self, path: str) -> None:
         # Any: the package is in the peer's environment only
         redis: Any = importlib.import_module("redis")
-        assert importlib.import_module("hiredis"), "the parser in C"
+        importlib.import_module("hiredis")  # the parser in C, or this fails
         self._redis = redis.Redis(unix_socket_path=path)
 
     def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
