@@ -7,6 +7,7 @@
 import argparse
 import json
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from bench.peers.adapters.base import Environment
 from bench.peers.contestants import BY_NAME, CONTESTANTS, Contestant, Kind
 from bench.peers.environment import Missing
 from bench.peers.figures import Failed
-from bench.peers.plan import visits
+from bench.peers.plan import size_words, visits
 from bench.peers.plot import plot
 from bench.peers.probes import probed
 from bench.peers.report import Run, tables
@@ -79,7 +80,10 @@ def _measure(
         task = progress.add_task("", total=len(plan) + given.rounds * is_probing)
         for visit in plan:
             contestant = BY_NAME[visit.contestant]
-            progress.update(task, description=f"{visit.contestant}, {visit.block_bytes >> 10} KiB")
+            words = f"{visit.contestant}, {size_words(visit.block_bytes)}"
+            progress.update(task, description=words)
+            if not console.is_terminal:  # a log gets a line a visit instead of the bar
+                print(f"round {visit.round_ + 1}: {words}", file=sys.stderr, flush=True)
             environment = environments[contestant.name]
             for outcome in visited(visit, contestant, environment, pace, given.log):
                 if isinstance(outcome, Failed):
