@@ -9,7 +9,7 @@ from bench.peers.plan import WARM, Shape
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one client did in one turn: the time of each call, and of all with what lay between."""
+    """What one client did in one turn: the time of each call, and of all (gets: with what lay between)."""
 
     times: list[float]
     wall_s: float

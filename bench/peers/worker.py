@@ -114,7 +114,9 @@ class Session:
         until = begun + budget_s
         while len(taken) < least or (len(taken) < most and time.monotonic() < until):
             taken.append(step())
-        return {"times": taken, "wall_s": time.monotonic() - begun}
+        # between puts keys are made and blocks stamped, which is no store's time
+        wall_s = sum(taken) if what == "put" else time.monotonic() - begun
+        return {"times": taken, "wall_s": wall_s}
 
     def check(self, name: str) -> dict[str, Any]:
         return {"checked": self._cells[name].check()}
