@@ -36,7 +36,7 @@ class Journal:
 
     @property
     def blocks(self) -> int:
-        return sum(map(len, self.stored.values()))
+        return sum(map(len, list(self.stored.values())))
 
 
 class Clients:

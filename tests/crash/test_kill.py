@@ -69,14 +69,14 @@ class Life:
         with Client(self.served.address) as client:
             return {
                 size_bytes: dict(_located(client.open_namespace(spec_of(size_bytes)), keys))
-                for size_bytes, keys in ((s, list(k)) for s, k in self.journal.stored.items())
+                for size_bytes, keys in ((s, list(k)) for s, k in list(self.journal.stored.items()))
             }
 
     def check_bytes(self) -> Located:
         """Read everything that was ever acknowledged: right or a miss. Bits 0 where it was missed."""
         hits: Located = {}
         with Client(self.served.address) as client:
-            for size_bytes, keys in self.journal.stored.items():
+            for size_bytes, keys in list(self.journal.stored.items()):
                 namespace = client.open_namespace(spec_of(size_bytes))
                 hits[size_bytes] = dict(_read(namespace, list(keys), size_bytes))
         assert not self.journal.wrong
@@ -98,9 +98,9 @@ class Life:
     def check_places_in_tree(self) -> None:
         """Every node begins where the paths that were put say: at its depth, below its parent."""
         with Client(self.served.address) as client:
-            for size_bytes, parents in self.journal.parents.items():
+            for size_bytes, parents in list(self.journal.parents.items()):
                 namespace = client.open_namespace(spec_of(size_bytes))
-                names = {_name(namespace, key): key for key in parents}
+                names = {_name(namespace, key): key for key in list(parents)}
                 depths = self.journal.depths[size_bytes]
                 for node in tree_of(client, namespace).values():
                     key = names.get(node.head_fingerprint)
@@ -198,7 +198,7 @@ def _trees(life: Life) -> dict[int, object]:
     """What the trees look like without what may lag: nodes by their heads, with depths, lengths and parents."""
     trees: dict[int, object] = {}
     with Client(life.served.address) as client:
-        for size_bytes in life.journal.stored:
+        for size_bytes in list(life.journal.stored):
             nodes = tree_of(client, client.open_namespace(spec_of(size_bytes)))
             trees[size_bytes] = {
                 node.head_fingerprint.hex(): (
