@@ -206,6 +206,8 @@ class Books(Tables):
 
     def path_of(self, blocks: Rows) -> Rows:
         """These blocks and all above them, each once."""
+        if len(blocks) == 1 and self.tree.parent[blocks[0]] < 0:
+            return blocks
         if len(blocks) and (self.tree.parent[blocks[1:]] == blocks[:-1]).all():  # one path
             above = int(self.tree.parent[blocks[0]])
             return blocks if above < 0 else np.concatenate((self.tree.path(above), blocks))
@@ -230,6 +232,9 @@ class Books(Tables):
 
     def release_holds(self, path: Rows) -> None:
         blocks = self.blocks
+        if len(path) == 1:
+            self.release_hold(int(path[0]))
+            return
         blocks.holds[path] -= 1
         self.consider_blocks(path)
         loose = path[(blocks.holds[path] == 0) & (blocks.first_copy[path] < 0)]
@@ -264,8 +269,7 @@ class Books(Tables):
             self.blocks.hits[blocks] += np.uint32(event is TouchEvent.HIT)
             self.blocks.last_s[blocks] = now_s
         at = self.copies_of_many(blocks[::-1])
-        sparse = self.copies.part[at] == int(Part.SPARSE)
-        if sparse.any():
+        if len(at) > 1 and (sparse := self.copies.part[at] == int(Part.SPARSE)).any():
             at = np.concatenate([at[sparse], at[~sparse]])
         if event is TouchEvent.HIT:
             self._forgive(at)

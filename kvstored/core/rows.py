@@ -16,7 +16,7 @@ from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Extent, Heat, Layout, Part, Place, Rows, TierId
+from kvstored.core.types import Extent, Heat, Layout, Part, Place, Rows, TierId, as_rows
 
 
 class Tables:
@@ -164,6 +164,8 @@ class Tables:
 
     def copies_of_many(self, blocks: Rows) -> Rows:
         """The copies of the first block, then those of the second, and so on."""
+        if len(blocks) == 1:
+            return as_rows(list(self.copies_of(int(blocks[0]))))
         place = np.arange(len(blocks))
         at = self.blocks.first_copy[blocks]
         places, found = [], []

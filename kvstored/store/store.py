@@ -222,5 +222,7 @@ class Store:
 
 def _flops(spec: NamespaceSpec, depths: NDArray[np.int64], tokens: NDArray[np.int64]) -> int:
     """Prefill FLOPs of blocks at these depths with so many tokens."""
+    if not spec.flops_base and not spec.flops_slope:
+        return 0
     middles = depths * spec.block_tokens + tokens / 2
     return int((tokens * (spec.flops_base + spec.flops_slope * middles)).sum())
