@@ -1,32 +1,38 @@
 """Bytes between private arrays and mapped segments, with their checksums; large batches on a few threads.
 
-numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview assignment and one-shot hashes do not.
+numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview assignment and one-shot hashes do not. From 4 KiB to 32 MiB
+copyto, slice assignment and ctypes.memmove are equally fast; each call costs 0.4 us, so neighbours are copied in one.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Work = TypeVar("Work")
 
-_STEP_BYTES = 1 << 20
+STEP_BYTES = 1 << 20
 """Copied, then hashed while it is still in the core's cache. Steps of 256 KiB were a fifth slower."""
-_SMALL_BYTES = 256 << 10
-"""Up to here a hash in one call, which keeps the interpreter's lock, costs less than giving the lock away."""
 _PARALLEL_BYTES = 4 << 20
 """Below this a second thread costs more than it saves."""
+_ONE_SHOT_BYTES = 64 << 10
+"""Hashed by the one-shot call, which holds the GIL for the few microseconds that this takes."""
 
 
-class Piece(NamedTuple):
-    """One piece of a copy: `private` on this side, in one run; `shared` in mapped segments, in one or more."""
+class Run(NamedTuple):
+    """Pieces that are neighbours on both sides: `sizes` cuts `private`, in order.
+
+    `shared` may be several extents of a single piece; several pieces lie in one and have at most STEP_BYTES together.
+    """
 
     private: Bytes
     shared: tuple[Bytes, ...]
+    sizes: tuple[int, ...]
 
 
 class Copier:
@@ -36,18 +42,30 @@ class Copier:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
-    def copy_in(self, pieces: Sequence[Piece]) -> list[int]:
-        """Private to shared; the checksum of each piece. Leaves a core to the daemon, which keeps its books meanwhile."""
-        cores = len(os.sched_getaffinity(0))
-        return self._spread(pieces, _copy_in, min(self._threads, max(cores - 1, 1)))
+    def copy_in(self, runs: Sequence[Run]) -> list[int]:
+        """Private to shared; the checksum of each piece."""
+        return self.spread_in(runs, _copy_in, [run.private.size for run in runs])
 
-    def copy_out(self, pieces: Sequence[Piece]) -> list[int]:
+    def copy_out(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
-        return self._spread(pieces, _copy_out, self._threads)
+        return self.spread_out(runs, _copy_out, [run.private.size for run in runs])
 
-    def copy_out_unchecked(self, pieces: Sequence[Piece]) -> list[int]:
-        """Shared to private, without hashing; zeros."""
-        return self._spread(pieces, _copy_out_unchecked, self._threads)
+    def copy_out_unchecked(self, runs: Sequence[Run]) -> list[int]:
+        """Shared to private, without hashing; no checksums."""
+        return self.spread_out(runs, _copy_out_unchecked, [run.private.size for run in runs])
+
+    def spread_in(
+        self, work: Sequence[Work], copy: Callable[[Work], list[int]], sizes: Sequence[int]
+    ) -> list[int]:
+        """What `copy` answers for each work of `sizes` bytes, in order. Leaves a core to the daemon, which keeps its books meanwhile."""
+        cores = len(os.sched_getaffinity(0))
+        return self._spread(work, copy, sizes, min(self._threads, max(cores - 1, 1)))
+
+    def spread_out(
+        self, work: Sequence[Work], copy: Callable[[Work], list[int]], sizes: Sequence[int]
+    ) -> list[int]:
+        """The same on every thread: nothing else is to be done before the end."""
+        return self._spread(work, copy, sizes, self._threads)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -55,18 +73,21 @@ class Copier:
             self._pool = None
 
     def _spread(
-        self, pieces: Sequence[Piece], copy: Callable[[Piece], int], threads: int
+        self,
+        work: Sequence[Work],
+        copy: Callable[[Work], list[int]],
+        sizes: Sequence[int],
+        threads: int,
     ) -> list[int]:
-        total_bytes = sum(piece.private.size for piece in pieces)
-        if total_bytes < _PARALLEL_BYTES or len(pieces) == 1 or threads == 1:
-            return [copy(piece) for piece in pieces]
+        if threads == 1 or len(work) == 1 or sum(sizes) < _PARALLEL_BYTES:
+            return _copy_each(work, copy)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")
-        runs = _runs(pieces, min(threads, len(pieces)), total_bytes)
-        others = [self._pool.submit(_copy_run, run, copy) for run in runs[1:]]
+        shares = _shares(sizes, min(threads, len(work)))
+        others = [self._pool.submit(_copy_each, work[a:b], copy) for a, b in shares[1:]]
         # The copies touch memory that the caller is about to give back: all must have ended, whatever fails.
         try:
-            checksums = _copy_run(runs[0], copy)
+            checksums = _copy_each(work[: shares[0][1]], copy)
         finally:
             for other in others:
                 other.exception()
@@ -76,66 +97,85 @@ class Copier:
 
 
 def checksum_of(runs: Sequence[Bytes]) -> int:
+    if len(runs) == 1 and runs[0].size <= _ONE_SHOT_BYTES:
+        return xxhash.xxh3_64_intdigest(runs[0].data)
     hasher = xxhash.xxh3_64()
     for run in runs:
         hasher.update(run.data)
     return hasher.intdigest()
 
 
-def _copy_run(pieces: Sequence[Piece], copy: Callable[[Piece], int]) -> list[int]:
-    return [copy(piece) for piece in pieces]
+def _copy_each(work: Sequence[Work], copy: Callable[[Work], list[int]]) -> list[int]:
+    return [checksum for each in work for checksum in copy(each)]
 
 
-def _runs(pieces: Sequence[Piece], count: int, total_bytes: int) -> list[Sequence[Piece]]:
-    """At most `count` consecutive runs of pieces of about equal bytes, none empty."""
-    runs: list[Sequence[Piece]] = []
-    start, run_bytes = 0, 0
-    for i, piece in enumerate(pieces):
-        run_bytes += piece.private.size
-        if run_bytes * count >= total_bytes and len(runs) < count - 1:
-            runs.append(pieces[start : i + 1])
-            start, run_bytes = i + 1, 0
-    if start < len(pieces):
-        runs.append(pieces[start:])
-    return runs
+def _shares(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """At most `count` consecutive shares of about equal bytes, none empty."""
+    shares: list[tuple[int, int]] = []
+    start, share_bytes, total_bytes = 0, 0, sum(sizes)
+    for i, size in enumerate(sizes):
+        share_bytes += size
+        if share_bytes * count >= total_bytes and len(shares) < count - 1:
+            shares.append((start, i + 1))
+            start, share_bytes = i + 1, 0
+    if start < len(sizes):
+        shares.append((start, len(sizes)))
+    return shares
 
 
-def _copy_in(piece: Piece) -> int:
-    if piece.private.size <= _SMALL_BYTES and len(piece.shared) == 1:
-        np.copyto(piece.shared[0], piece.private)
-        return xxhash.xxh3_64_intdigest(piece.private.data)
+def _copy_in(run: Run) -> list[int]:
+    if run.private.size <= STEP_BYTES and len(run.shared) == 1:
+        np.copyto(run.shared[0], run.private)
+        return _checksums(run)
     hasher = xxhash.xxh3_64()
-    for private, shared in _steps(piece):
+    for private, shared in _steps(run):
         np.copyto(shared, private)
         hasher.update(private.data)
-    return hasher.intdigest()
+    return [hasher.intdigest()]
 
 
-def _copy_out(piece: Piece) -> int:
+def _copy_out(run: Run) -> list[int]:
     """Hashes the private copy: what the daemon's memory holds a moment later does not matter."""
-    if piece.private.size <= _SMALL_BYTES and len(piece.shared) == 1:
-        np.copyto(piece.private, piece.shared[0])
-        return xxhash.xxh3_64_intdigest(piece.private.data)
+    if run.private.size <= STEP_BYTES and len(run.shared) == 1:
+        np.copyto(run.private, run.shared[0])
+        return _checksums(run)
     hasher = xxhash.xxh3_64()
-    for private, shared in _steps(piece):
+    for private, shared in _steps(run):
         np.copyto(private, shared)
         hasher.update(private.data)
-    return hasher.intdigest()
+    return [hasher.intdigest()]
 
 
-def _steps(piece: Piece) -> Iterator[tuple[Bytes, Bytes]]:
+def _checksums(run: Run) -> list[int]:
+    if len(run.sizes) == 1:
+        return [checksum_of((run.private,))]
+    checksums = []
+    start, private = 0, run.private.data
+    for size in run.sizes:
+        part = private[start : start + size]
+        start += size
+        if size <= _ONE_SHOT_BYTES:
+            checksums.append(xxhash.xxh3_64_intdigest(part))
+        else:
+            hasher = xxhash.xxh3_64()
+            hasher.update(part)
+            checksums.append(hasher.intdigest())
+    return checksums
+
+
+def _steps(run: Run) -> Iterator[tuple[Bytes, Bytes]]:
     """Private and shared side of every step, in order."""
     offset = 0
-    for run in piece.shared:
-        for start in range(0, run.size, _STEP_BYTES):
-            shared = run[start : start + _STEP_BYTES]
-            yield piece.private[offset : offset + shared.size], shared
+    for extent in run.shared:
+        for start in range(0, extent.size, STEP_BYTES):
+            shared = extent[start : start + STEP_BYTES]
+            yield run.private[offset : offset + shared.size], shared
             offset += shared.size
 
 
-def _copy_out_unchecked(piece: Piece) -> int:
+def _copy_out_unchecked(run: Run) -> list[int]:
     offset = 0
-    for run in piece.shared:
-        np.copyto(piece.private[offset : offset + run.size], run)
-        offset += run.size
-    return 0
+    for extent in run.shared:
+        np.copyto(run.private[offset : offset + extent.size], extent)
+        offset += extent.size
+    return []

@@ -11,6 +11,7 @@ from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
 from kvstored.client.results import Block, GetResult
 from kvstored.client.rows import Rows
+from kvstored.client.scatter import Gather
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -26,10 +27,12 @@ class PutPart:
     sources: Sequence[Bytes | None]
     keys: int
     generations: Sequence[int] | None = None
+    gathers: Sequence[Gather | None] = ()
+    """In place of `sources`, for a link that shares memory."""
 
     @property
     def groups(self) -> int:
-        return len(self.sources) // max(self.keys, 1)
+        return len(self.sources or self.gathers) // max(self.keys, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,9 @@ class GetCall:
     groups: int
     out: Rows | None = None
     verify: bool = True
+    gathers: Sequence[Gather | None] = ()
+    """Buffers in place of `out`, for a link that shares memory; `ranges`: of each piece, None for all of it."""
+    ranges: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,11 @@ class Leased:
 
 class Link(Protocol):
     """The right to make calls one after the other within one session; from Transport.link, never kept."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it takes buffers: what streams joins them first."""
+        ...
 
     @property
     def session(self) -> Session: ...

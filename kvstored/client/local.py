@@ -1,24 +1,22 @@
 """Put and get on one host: messages for the places, copies through mapped segments for the bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from kvstored.client.channel import LocalChannel, LocalLink, Session
-from kvstored.client.copying import Bytes, Copier, Piece, checksum_of
+from kvstored.client.copying import Bytes, Copier, Run, checksum_of
 from kvstored.client.links import GetCall, Leased, PutPart
-from kvstored.client.results import Block, GetResult
-from kvstored.client.rows import (
-    blocks_of,
-    mapped_segments,
-    outputs_of,
-    pieces_between,
-    shared_runs,
-)
+from kvstored.client.results import Blocks, GetResult
+from kvstored.client.rows import mapped_segments, privates_of, shared_runs
+from kvstored.client.runs import blocks_in_place, blocks_made, runs_between, walks_between
+from kvstored.client.scatter import Walk, gather, scatter, scatter_unchecked
 from kvstored.client.segments import Segments
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
@@ -37,11 +35,8 @@ from kvstored.wire.packing import (
 )
 
 Response = TypeVar("Response", bound=Message)
+BoolS = NDArray[np.bool_]
 
-
-_FILL_STATUS = {int(status): status for status in FillStatus}
-_READ_STATUS = {int(status): status for status in ReadStatus}
-"""Ten times as fast as making the member."""
 
 _RIDING_BYTES_MAX = 256 << 20
 """A lease on more does not wait for the next Acquire: it would keep that much from being evicted until then."""
@@ -49,9 +44,12 @@ _RIDING_BYTES_MAX = 256 << 20
 _COPY_LEASE_MS = 10_000
 """Lease of a copying get, beside the time of its loads. A client that falls silent after it holds nothing for longer."""
 
-_SURE_S = _COPY_LEASE_MS / 2000
-"""A copy that ended so soon after its lease was asked for was leased all the time, by this clock alone: what is leased is given to nobody
-else before the lease ends by its time, by its release, or by quarantine after the daemon's death. Half of the time is the margin."""
+_SURE_S = 0.08
+"""An unverified copy that ended so soon after its lease was asked for had it all the time: no configuration ends a lease in less than 0.1 s,
+the daemon counts from when it was asked, and it still lives. It tells nothing of a leased copy to anybody before; the rest are asked about."""
+
+_READ = {int(status): status for status in ReadStatus}
+_FILL = {int(status): status for status in FillStatus}
 
 
 class LocalTransport:
@@ -90,22 +88,30 @@ class _Acquired:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `pairs`: their pieces, number `indexes`."""
+    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `runs` or `walks`: what carries their pieces, number `indexes`."""
 
     status: list[FillStatus]
     granted: list[int]
     fills: U64S
     indexes: list[int]
-    pairs: list[Piece]
+    runs: list[Run]
+    walks: list[Walk]
     checksums: U64S
+
+    def copy_in(self, copier: Copier) -> list[int]:
+        if self.runs:
+            return copier.copy_in(self.runs)
+        return copier.spread_in(self.walks, gather, [walk.gather.size for walk in self.walks])
 
 
 class LocalDataLink:
+    shares_memory = True
+
     def __init__(self, link: LocalLink, segments: Segments, copier: Copier, clock: Clock) -> None:
         self._link = link
-        self._clock = clock
         self._segments = segments
         self._copier = copier
+        self._clock = clock
 
     @property
     def session(self) -> Session:
@@ -159,7 +165,7 @@ class LocalDataLink:
             if is_sent:
                 self._link.connection.begin("Commit", request, timeout_s)
             try:
-                filling.checksums[filling.indexes] = self._copier.copy_in(filling.pairs)
+                filling.checksums[filling.indexes] = filling.copy_in(self._copier)
             finally:
                 if is_sent:
                     answer = self._link.connection.end("Commit", pb.CommitResponse)
@@ -174,23 +180,26 @@ class LocalDataLink:
 
     def _filling(self, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float) -> "_Filling":
         """What was reserved, mapped: a segment's descriptor has to be asked for before the next call is under way."""
-        told = unpack_u8(reserved.status, "status", part.keys)
-        status = [_FILL_STATUS[s] for s in told.tolist()]
+        status = [_FILL[s] for s in unpack_u8(reserved.status, "status", part.keys).tolist()]
         fills = _granted_fills(reserved, part.keys)
         indexes: list[int] = []
-        pairs: list[Piece] = []
+        runs: list[Run] = []
+        walks: list[Walk] = []
         if len(fills):
             try:
                 packed = PackedPieces(reserved.extent_counts, reserved.extents, reserved.sizes)
                 pieces = unpack_pieces(packed, part.keys, part.groups)
                 segments = self._mapped(pieces, timeout_s)
-                indexes, pairs = pieces_between(pieces, part.sources, segments)
+                if part.gathers:
+                    indexes, walks = walks_between(pieces, part.gathers, segments, None)
+                else:
+                    indexes, runs = runs_between(pieces, part.sources, segments)
             except BaseException:
                 self._abort(fills, timeout_s)
                 raise
         granted = [i for i, s in enumerate(status) if s is FillStatus.GRANTED]
         checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
-        return _Filling(status, granted, fills, indexes, pairs, checksums)
+        return _Filling(status, granted, fills, indexes, runs, walks, checksums)
 
     def _commit_request(self, filled: "_Filling") -> pb.CommitRequest:
         by_key = filled.checksums.reshape(len(filled.status), -1)
@@ -203,7 +212,7 @@ class LocalDataLink:
     def _settle(self, filled: "_Filling", answer: pb.CommitResponse) -> None:
         outcome = unpack_u8(answer.status, "status", len(filled.granted))
         for i, s in zip(filled.granted, outcome.tolist(), strict=True):
-            filled.status[i] = _FILL_STATUS[s]
+            filled.status[i] = _FILL[s]
 
     def _reserve(self, part: PutPart, timeout_s: float) -> pb.ReserveResponse:
         if part.generations is None:
@@ -229,27 +238,57 @@ class LocalDataLink:
         answer = self._acquire(call, timeout_s)
         try:
             acquired = self._unpacked(call, answer, timeout_s)
-            hits: list[bool] = (acquired.status == ReadStatus.HIT).tolist()
-            outputs = outputs_of(acquired.pieces.sizes, hits, call.out)
-            flat = [output for row in outputs for output in row]
-            indexes, pairs = pieces_between(acquired.pieces, flat, acquired.segments)
-            if call.verify or acquired.must_verify.any():
-                found = self._copier.copy_out(pairs)
-                bad = np.array(found, dtype=np.uint64) != acquired.checksums[indexes]
-                corrupt = {indexes[i] // call.groups for i in np.flatnonzero(bad).tolist()}
-            else:
-                self._copier.copy_out_unchecked(pairs)
-                corrupt = set()
+            is_verified = call.verify or bool(answer.must_verify.strip(b"\0"))
+            bad, blocks = self._copied_out(call, acquired, is_verified)
         except BaseException:
             self.session.release_later(answer.lease)
             raise
-        is_sure = call.verify or self._clock.elapsed_s() - asked_s < _SURE_S
-        if is_sure and sum(pair.private.size for pair in pairs) <= _RIDING_BYTES_MAX:
+        is_sure = call.verify or (
+            self._clock.elapsed_s() - asked_s < _SURE_S and self._link.connection.is_reusable
+        )
+        status = acquired.status
+        if is_sure and int(acquired.pieces.sizes.sum()) <= _RIDING_BYTES_MAX:
             self.session.release_later(answer.lease)
         elif self._was_lost(answer.lease, timeout_s) and not is_sure:
-            hits = [False] * call.keys
-        good = [hit and i not in corrupt for i, hit in enumerate(hits)]
-        return _result(answer, acquired.status, outputs, good, len(corrupt))
+            status = np.where(status == ReadStatus.HIT, ReadStatus.MISS, status).astype(np.uint8)
+        if len(bad):
+            status = status.copy()
+            status[bad] = ReadStatus.MISS
+        told = status.tolist()
+        count = call.keys
+        return GetResult(
+            blocks=lambda: blocks([s == ReadStatus.HIT for s in told]),
+            status=tuple([_READ[s] for s in told]),
+            tiers=answer.tiers,
+            generations=tuple(
+                unpack_u64(answer.generations or bytes(8 * count), "generations", count).tolist()
+            ),
+            miss_reason=answer.miss_reason,
+            corrupt=len(bad),
+            verified=is_verified,
+        )
+
+    def _copied_out(
+        self, call: GetCall, acquired: _Acquired, is_verified: bool
+    ) -> tuple[NDArray[np.intp], Callable[[list[bool]], Blocks]]:
+        """Keys that did not verify, and what makes the blocks."""
+        pieces, segments, copier = acquired.pieces, acquired.segments, self._copier
+        if call.gathers:
+            indexes, walks = walks_between(pieces, call.gathers, segments, call.ranges)
+            sizes = [walk.gather.size for walk in walks]
+            found = copier.spread_out(walks, scatter if is_verified else scatter_unchecked, sizes)
+            blocks = partial(_into_buffers, call.groups)
+        else:
+            privates = privates_of(pieces.sizes, acquired.status == ReadStatus.HIT, call.out)
+            indexes, runs = runs_between(pieces, privates, segments)
+            found = copier.copy_out(runs) if is_verified else copier.copy_out_unchecked(runs)
+            blocks = partial(blocks_made, privates)
+        if not is_verified:
+            return np.empty(0, dtype=np.intp), blocks
+        wrong = np.array(found, dtype=np.uint64) != acquired.checksums[indexes]
+        if not wrong.any():
+            return np.empty(0, dtype=np.intp), blocks
+        return np.unique(np.array(indexes, dtype=np.intp)[wrong] // call.groups), blocks
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased:
         """Acquire without copying. A piece in several extents is copied: an array has one run of memory."""
@@ -258,32 +297,28 @@ class LocalDataLink:
             acquired = self._unpacked(call, answer, timeout_s)
             checked = (acquired.must_verify != 0) | call.verify
             hits = acquired.status == ReadStatus.HIT
-            blocks = tuple(
-                self._in_place(acquired, i, call.groups, bool(checked[i])) if hits[i] else None
-                for i in range(call.keys)
-            )
+            if checked.any():
+                hits &= ~self._corrupt(acquired, call.groups, checked)
+            blocks = blocks_in_place(acquired.pieces, acquired.segments, hits.tolist())
         except BaseException:
             self.session.release_later(answer.lease)
             raise
         status = tuple(
-            ReadStatus.MISS if blocks[i] is None and s == ReadStatus.HIT else ReadStatus(s)
-            for i, s in enumerate(acquired.status.tolist())
+            [
+                ReadStatus.MISS if not hit and s == ReadStatus.HIT else _READ[s]
+                for s, hit in zip(acquired.status.tolist(), hits.tolist(), strict=True)
+            ]
         )
         return Leased(self.session, answer.lease, blocks, status, answer.miss_reason)
 
-    def _in_place(self, acquired: _Acquired, key: int, groups: int, check: bool) -> Block | None:
-        """None where a piece does not verify."""
-        block: list[Bytes | None] = []
-        for i in range(key * groups, (key + 1) * groups):
-            runs = shared_runs(acquired.pieces, i, acquired.segments)
-            if check and runs and checksum_of(runs) != int(acquired.checksums[i]):
-                return None
-            array = None
-            if runs:
-                array = runs[0].view() if len(runs) == 1 else np.concatenate(runs)
-                array.flags.writeable = False
-            block.append(array)
-        return tuple(block)
+    def _corrupt(self, acquired: _Acquired, groups: int, checked: BoolS) -> BoolS:
+        """Keys of which a piece does not verify where it lies."""
+        corrupt = np.zeros(len(checked), dtype=np.bool_)
+        for i, checksum in enumerate(acquired.checksums.tolist()):
+            if checked[i // groups]:
+                runs = shared_runs(acquired.pieces, i, acquired.segments)
+                corrupt[i // groups] |= bool(runs) and checksum_of(runs) != checksum
+        return corrupt
 
     def _acquire(self, call: GetCall, timeout_s: float) -> pb.AcquireResponse:
         call.request.session = self.session.token
@@ -331,26 +366,6 @@ def _granted_fills(reserved: pb.ReserveResponse, keys: int) -> U64S:
     return granted
 
 
-def _result(
-    answer: pb.AcquireResponse,
-    status: U8S,
-    outputs: list[list[Bytes | None]],
-    good: list[bool],
-    corrupt: int,
-) -> GetResult:
-    told = [_READ_STATUS[s] for s in status.tolist()]
-    return GetResult(
-        blocks=blocks_of(outputs, good),
-        status=tuple(
-            ReadStatus.MISS if s is ReadStatus.HIT and not ok else s
-            for s, ok in zip(told, good, strict=True)
-        ),
-        tiers=answer.tiers,
-        generations=tuple(
-            unpack_u64(
-                answer.generations or bytes(8 * len(good)), "generations", len(good)
-            ).tolist()
-        ),
-        miss_reason=answer.miss_reason,
-        corrupt=corrupt,
-    )
+def _into_buffers(groups: int, good: list[bool]) -> Blocks:
+    """The bytes are in the caller's buffers: there are no arrays to give."""
+    return tuple((None,) * groups if is_good else None for is_good in good)

@@ -148,6 +148,8 @@ class RemoteTransport:
 
 
 class RemoteLink:
+    shares_memory = False
+
     def __init__(self, transport: RemoteTransport, session: Session) -> None:
         self._transport = transport
         self._session = session
@@ -202,6 +204,7 @@ class RemoteLink:
             ),
             miss_reason=head.miss_reason,
             corrupt=corrupt,
+            verified=call.verify,
         )
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased:

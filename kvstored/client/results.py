@@ -1,5 +1,6 @@
 """What calls of a client answer. A miss, a block that is there already, a full store: results, not errors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from kvstored.core.types import NamespaceSpec
 Bytes = NDArray[np.uint8]
 Block = tuple[Bytes | None, ...]
 """Bytes of one block, one array a selected group; None where the block has nothing for that group."""
+Blocks = tuple[Block | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,51 @@ class PutResult:
         return self.committed + self.present
 
 
-@dataclass(frozen=True, slots=True)
 class GetResult:
-    """`blocks`: one a key, None for a miss; all private and verified. Arrays of one get share one allocation.
+    """What a get found; `blocks` is made when first asked for.
 
-    `tiers`: the tier that each was read from, 255 for a miss. `corrupt`: hits that did not verify and are misses here.
+    `tiers`: the tier that each was read from, 255 for a miss. `corrupt`: hits that did not verify and are misses here. `verified`:
+    whether every hit was checked against its checksum.
     """
 
-    blocks: tuple[Block | None, ...]
-    status: tuple[ReadStatus, ...]
-    tiers: bytes
-    generations: tuple[int, ...]
-    miss_reason: str
-    corrupt: int
+    __slots__ = ("_blocks", "corrupt", "generations", "miss_reason", "status", "tiers", "verified")
+
+    def __init__(
+        self,
+        *,
+        blocks: Blocks | Callable[[], Blocks],
+        status: tuple[ReadStatus, ...],
+        tiers: bytes,
+        generations: tuple[int, ...],
+        miss_reason: str,
+        corrupt: int,
+        verified: bool = True,
+    ) -> None:
+        self._blocks = blocks
+        self.status = status
+        self.tiers = tiers
+        self.generations = generations
+        self.miss_reason = miss_reason
+        self.corrupt = corrupt
+        self.verified = verified
+
+    @property
+    def blocks(self) -> Blocks:
+        """One a key, None for a miss; private. Arrays of one get share one allocation."""
+        if not isinstance(self._blocks, tuple):
+            self._blocks = self._blocks()
+        return self._blocks
 
     @property
     def hits(self) -> int:
-        return sum(block is not None for block in self.blocks)
+        return self.status.count(ReadStatus.HIT)
 
     @property
     def prefix_hits(self) -> int:
         """Blocks before the first miss: what an engine can use of one path."""
-        return next((i for i, block in enumerate(self.blocks) if block is None), len(self.blocks))
+        return next(
+            (i for i, s in enumerate(self.status) if s is not ReadStatus.HIT), len(self.status)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.client.copying import Bytes, Piece
+from kvstored.client.copying import Bytes
 from kvstored.client.keys import Keys, checked
 from kvstored.client.results import Block
+from kvstored.client.runs import Packed, Privates, extent_of
 from kvstored.client.segments import Fetch, Segments
 from kvstored.core.groups import consumable
 from kvstored.core.types import NamespaceSpec
-from kvstored.errors import Corrupt, InvalidArgument
-from kvstored.wire.packing import U64S, Pieces, mask_of
+from kvstored.errors import InvalidArgument
+from kvstored.wire.packing import U8S, U64S, Pieces, mask_of
 
 Array = NDArray[np.generic]
 Row = Array | bytes | bytearray | memoryview | Sequence[Array | None]
@@ -51,8 +52,10 @@ def sources_of(rows: Rows, keys: Keys, selection: Selection) -> list[Bytes | Non
     """The bytes of every piece, in the order of the protocol; a copy is made only of arrays that are not contiguous."""
     if len(rows) != len(checked(keys)):
         raise InvalidArgument(f"one row of arrays a key rows={len(rows)} keys={len(keys)}")
-    sources: list[Bytes | None] = []
     one_group = len(selection.groups) == 1
+    if isinstance(rows, np.ndarray) and one_group and _is_plain(rows):
+        return list(rows.reshape(len(rows), -1).view(np.uint8))
+    sources: list[Bytes | None] = []
     for row in rows:
         if type(row) is np.ndarray and row.dtype == _BYTE and row.ndim == 1 and one_group:
             sources.append(np.ascontiguousarray(row, dtype=_BYTE))
@@ -106,15 +109,10 @@ def parts_of(sources: Sequence[Bytes | None], groups: int) -> Iterator[tuple[int
 
 
 def shared_runs(pieces: Pieces, i: int, segments: dict[int, Bytes]) -> tuple[Bytes, ...]:
-    """Piece i where it lies in the mapped segments; a place outside of them is the daemon's fault, and caught here."""
-    runs = []
+    """Piece i where it lies in the mapped segments."""
     first, last = int(pieces.first[i]), int(pieces.first[i + 1])
-    for segment, offset, length in pieces.extents[first:last].tolist():
-        run = segments[segment][offset : offset + length]
-        if run.size != length:
-            raise Corrupt(f"a place lies outside its segment segment={segment} offset={offset}")
-        runs.append(run)
-    return tuple(runs)
+    extents = pieces.extents[first:last].tolist()
+    return tuple(extent_of(segments, *extent) for extent in extents)
 
 
 def segments_of(pieces: Pieces) -> list[int]:
@@ -138,6 +136,22 @@ def outputs_of(sizes: U64S, hits: Sequence[bool], out: Rows | None) -> list[list
             outputs[-1].append(memory[offset : offset + size] if size else None)
             offset += size
     return outputs
+
+
+def privates_of(sizes: U64S, hits: U8S, out: Rows | None) -> Privates:
+    """A private side for every piece of every hit: one new allocation, or the caller's `out`."""
+    wanted: NDArray[np.int64] = np.where(hits[:, np.newaxis], sizes, 0).astype(np.int64).reshape(-1)
+    starts = np.zeros(len(wanted) + 1, dtype=np.int64)
+    np.cumsum(wanted, out=starts[1:])
+    if out is None:
+        return Packed(np.empty(int(starts[-1]), dtype=np.uint8), starts[:-1], wanted)
+    if isinstance(out, np.ndarray) and sizes.shape[1] == 1 and _is_plain(out):
+        row_bytes = out.nbytes // max(len(out), 1)
+        if len(out) == len(wanted) and out.flags.writeable and wanted.max(initial=0) <= row_bytes:
+            memory = out.reshape(-1).view(np.uint8)
+            return Packed(memory, np.arange(len(wanted), dtype=np.int64) * row_bytes, wanted)
+    rows: list[list[int]] = [row.tolist() for row in wanted.reshape(sizes.shape)]
+    return [each for row in _given_outputs(rows, hits.tolist(), out) for each in row]
 
 
 def blocks_of(outputs: list[list[Bytes | None]], good: Sequence[bool]) -> tuple[Block | None, ...]:
@@ -189,6 +203,11 @@ def _fitting(array: Bytes, size: int) -> Bytes:
     return _output(array, size)
 
 
+def _is_plain(rows: Array) -> bool:
+    """Rows that lie one behind the other in memory."""
+    return rows.ndim > 1 and rows.flags.c_contiguous and rows.size > 0 and not rows.dtype.hasobject
+
+
 def _check_is_row(row: object) -> None:
     if not isinstance(row, Sequence):
         raise InvalidArgument(
@@ -209,26 +228,6 @@ def _bytes_of(array: object) -> Bytes | None:
             "make it one of numbers, np.asarray(..., dtype=np.uint8)"
         )
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def pieces_between(
-    pieces: Pieces, privates: Sequence[Bytes | None], segments: dict[int, Bytes]
-) -> tuple[list[int], list[Piece]]:
-    """Indexes of the pieces that have a place and a private side, and both sides of each."""
-    indexes: list[int] = []
-    pairs: list[Piece] = []
-    first, extents = pieces.first.tolist(), pieces.extents.tolist()
-    for i, private in enumerate(privates):
-        if private is None or first[i] == first[i + 1]:
-            continue
-        runs = extents[first[i] : first[i + 1]]
-        shared = tuple(segments[s][offset : offset + length] for s, offset, length in runs)
-        # a place that ends outside of its segment is cut short here
-        if sum(run.size for run in shared) != private.size:
-            raise Corrupt(f"a place has another size than its piece bytes={private.size}")
-        indexes.append(i)
-        pairs.append(Piece(private, shared))
-    return indexes, pairs
 
 
 def mapped_segments(
