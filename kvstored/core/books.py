@@ -206,8 +206,6 @@ class Books(Tables):
 
     def path_of(self, blocks: Rows) -> Rows:
         """These blocks and all above them, each once."""
-        if len(blocks) == 1 and self.tree.parent[blocks[0]] < 0:
-            return blocks
         if len(blocks) and (self.tree.parent[blocks[1:]] == blocks[:-1]).all():  # one path
             above = int(self.tree.parent[blocks[0]])
             return blocks if above < 0 else np.concatenate((self.tree.path(above), blocks))
@@ -231,13 +229,12 @@ class Books(Tables):
             self.drop_idle(block)
 
     def release_holds(self, path: Rows) -> None:
-        blocks = self.blocks
         if len(path) == 1:
-            self.release_hold(int(path[0]))
-            return
-        blocks.holds[path] -= 1
+            return self.release_hold(int(path[0]))
+        holds = self.blocks.holds
+        holds[path] -= 1
         self.consider_blocks(path)
-        loose = path[(blocks.holds[path] == 0) & (blocks.first_copy[path] < 0)]
+        loose = path[(holds[path] == 0) & (self.blocks.first_copy[path] < 0)]
         for block in loose.tolist():
             self.drop_idle(block)
 
