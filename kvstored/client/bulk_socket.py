@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import xxhash
 
@@ -112,28 +113,39 @@ class BulkSocket:
     # ---- pieces
 
     def send_pieces(self, pieces: Sequence[Runs], ends_s: float) -> None:
-        for step in _steps(pieces):
-            self._send_views([view for _, view in step])
-            self._check(ends_s)
+        with self._until(ends_s):
+            for step in _steps(pieces):
+                self._send_views([view for _, view in step])
+                self._check(ends_s)
 
     def send_summed(self, pieces: Sequence[Runs], ends_s: float) -> list[int]:
         """The checksum of each piece, which no one may write meanwhile. Hashed while the kernel sends."""
         sums = _Sums(len(pieces))
-        for step in _steps(pieces):
-            self._send_views([view for _, view in step])
-            sums.add(step)
-            self._check(ends_s)
+        with self._until(ends_s):
+            for step in _steps(pieces):
+                self._send_views([view for _, view in step])
+                sums.add(step)
+                self._check(ends_s)
         return sums.ended()
 
     def receive_summed(self, pieces: Sequence[Runs], ends_s: float) -> list[int]:
         """The checksum of each piece as it lies in its array."""
         sums = _Sums(len(pieces))
-        for step in _steps(pieces):
-            self._receive_step([view for _, view in step], ends_s)
-            sums.add(step)
+        with self._until(ends_s):
+            for step in _steps(pieces):
+                self._receive_step([view for _, view in step], ends_s)
+                sums.add(step)
         return sums.ended()
 
     # ---- inside
+
+    @contextmanager
+    def _until(self, ends_s: float) -> Iterator[None]:
+        """No wait is longer than what is left."""
+        usual_s = self._wait_s
+        self.wait_at_most(min(usual_s, max(ends_s - self._clock.elapsed_s(), 0.01)))
+        yield
+        self.wait_at_most(usual_s)
 
     def _receive_step(self, views: list[memoryview], ends_s: float) -> None:
         count = self._receive(views)
