@@ -432,9 +432,7 @@ class TestPeersThatDie:
 
 class TestBounds:
     @pytest.fixture
-    def server(
-        self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[BulkServer]:
+    def server(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[BulkServer]:
         """In this process, where its patience is short."""
         monkeypatch.setattr(bulk_calls, "STALL_S", 0.3)
         monkeypatch.setattr(bulk_calls, "IDLE_S", 0.6)
