@@ -156,9 +156,7 @@ class BulkTls(_Section):
     certificate: OptionalPath = Field(
         default=None, description="PEM certificate of the bulk channel; off: plain TCP"
     )
-    key: OptionalPath = Field(
-        default=None, description="its PEM key; off: in the certificate's file"
-    )
+    key: OptionalPath = Field(default=None, description="PEM key; off: in the certificate's file")
 
 
 class Log(_Section):
@@ -202,12 +200,11 @@ class Config(_Section):
     @model_validator(mode="after")
     def _bulk_is_reachable_in_safety(self) -> Self:
         listen, tls = self.bulk_listen, self.bulk_tls
-        if listen is not None and listen.path:
+        if listen and listen.path:
             raise ValueError(f"bulk_listen is HOST:PORT or off, not {listen}")
-        if listen is not None and not listen.is_loopback and tls.certificate is None:
-            raise ValueError(
-                f"bulk_listen beyond loopback needs TLS: value={listen}; set bulk_tls.certificate and bulk_tls.key"
-            )
+        if listen and not listen.is_loopback and tls.certificate is None:
+            remedy = "set bulk_tls.certificate and bulk_tls.key"
+            raise ValueError(f"bulk_listen beyond loopback needs TLS: value={listen}; {remedy}")
         if tls.key is not None and tls.certificate is None:
             raise ValueError("bulk_tls.key without bulk_tls.certificate")
         return self
