@@ -26,6 +26,7 @@ from kvstored.fields import (
     GrpcListen,
     Listen,
     Mode,
+    OptionalPath,
     Share,
     Size,
     SocketPath,
@@ -151,6 +152,13 @@ class Limits(_Section):
         return self
 
 
+class BulkTls(_Section):
+    certificate: OptionalPath = Field(
+        default=None, description="PEM certificate of the bulk channel; off: plain TCP"
+    )
+    key: OptionalPath = Field(default=None, description="PEM key; off: in the certificate's file")
+
+
 class Log(_Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lines below it are dropped"
@@ -172,6 +180,11 @@ class Config(_Section):
     listen: GrpcListen = Field(
         default=Endpoint("127.0.0.1", 7439), description="gRPC: HOST:PORT, unix:PATH or off"
     )
+    bulk_listen: Listen = Field(
+        default=Endpoint("127.0.0.1", 0),
+        description="TCP beside gRPC for bytes of remote clients: HOST:PORT (port 0: any, clients are told) or off",
+    )
+    bulk_tls: BulkTls = Field(default=BulkTls(), description="TLS of the bulk channel")
     metrics_listen: Listen = Field(
         default=Endpoint("127.0.0.1", 7440),
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
@@ -183,6 +196,18 @@ class Config(_Section):
     disk: Disk = Field(description="the tier on NVMe")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
     log: Log = Field(default=Log(), description="log lines")
+
+    @model_validator(mode="after")
+    def _bulk_is_reachable_in_safety(self) -> Self:
+        listen, tls = self.bulk_listen, self.bulk_tls
+        if listen and listen.path:
+            raise ValueError(f"bulk_listen is HOST:PORT or off, not {listen}")
+        if listen and not listen.is_loopback and tls.certificate is None:
+            remedy = "set bulk_tls.certificate and bulk_tls.key"
+            raise ValueError(f"bulk_listen beyond loopback needs TLS: value={listen}; {remedy}")
+        if tls.key is not None and tls.certificate is None:
+            raise ValueError("bulk_tls.key without bulk_tls.certificate")
+        return self
 
     def to_json(self) -> str:
         """For the daemon's own processes: `parse` gives an equal Config back."""

@@ -75,6 +75,10 @@ def _path(value: object) -> Path:
     return Path(value).expanduser().absolute()
 
 
+def _optional_path(value: object) -> Path | None:
+    return None if value in ("off", None) else _path(value)
+
+
 def _socket_path(value: object) -> Path:
     path = _path(value)
     length = len(os.fsencode(path))
@@ -125,6 +129,11 @@ Duration = Annotated[float, BeforeValidator(_duration), PlainSerializer(units.fo
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Annotated[int, BeforeValidator(_mode), PlainSerializer(lambda mode: f"{mode:04o}")]
 AnyPath = Annotated[Path, BeforeValidator(_path), PlainSerializer(str)]
+OptionalPath = Annotated[
+    Path | None,
+    BeforeValidator(_optional_path),
+    PlainSerializer(lambda path: "off" if path is None else str(path)),
+]
 SocketPath = Annotated[Path, BeforeValidator(_socket_path), PlainSerializer(str)]
 Listen = Annotated[Endpoint | None, BeforeValidator(_endpoint), PlainSerializer(_endpoint_text)]
 GrpcListen = Annotated[

@@ -69,6 +69,11 @@ FACTS: Final[Mapping[str, Fact]] = {
     "fingerprint_collisions": Fact("fingerprint_collisions", "Reads whose full key differed."),
     "expired": Fact("expired", "Things whose time ran out.", ("kind",)),
     "recovered_copies": Fact("recovered_copies", "Copies found again at start.", ("tier",)),
+    "bulk_bytes": Fact("bulk_bytes", "Bytes over the bulk channel.", ("direction",)),
+    "bulk_connections": Fact(
+        "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
+    ),
+    "bulk_failures": Fact("bulk_failures", "Calls of the bulk channel that failed."),
     "prefetched_blocks": Fact(
         "prefetched_blocks", "Blocks prefetched, by what became of them.", ("result",)
     ),
@@ -149,6 +154,9 @@ class Metrics:
 
         self.sessions = _gauge(registry, "sessions", "Open sessions.")
         self.connections = _gauge(registry, "connections", "Connections of the local channel.")
+        self.bulk_connections = _gauge(
+            registry, "bulk_connections", "Connections of the bulk channel."
+        )
         self.fills = _gauge(registry, "fills", "Rights to write that are held.")
         self.leases = _gauge(registry, "leases", "Rights to read that are held.")
         self.pins = _gauge(registry, "pins", "Pins that are held.")

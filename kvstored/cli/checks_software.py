@@ -17,10 +17,11 @@ from kvstored.client import Client
 from kvstored.config import Config
 from kvstored.core import keys, namespace
 from kvstored.core.types import GroupKind, GroupSpec, NamespaceSpec
-from kvstored.errors import KvstoredError
+from kvstored.errors import ConfigError, KvstoredError
 from kvstored.fields import SOCKET_PATH_MAX, Endpoint
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.statedir import read_status
+from kvstored.transport.bulk import Certificate
 
 _ANSWER_S = 5.0
 _READERS_BYTES = 64 << 10
@@ -169,6 +170,22 @@ def socket_path(config: Config) -> list[Finding]:
     return [Finding("socket", Level.OK, f"{text}, mode {config.socket_mode:04o}")]
 
 
+def bulk(config: Config) -> list[Finding]:
+    """Whether the bulk channel could listen, with its certificate."""
+    if config.listen is None or config.bulk_listen is None:
+        return [Finding("bulk", Level.OK, "off: remote clients stream over gRPC")]
+    if config.bulk_tls.certificate is None:
+        return [Finding("bulk", Level.OK, f"{config.bulk_listen}, plain TCP")]
+    certificate = Certificate(
+        config.bulk_tls.certificate, config.bulk_tls.key or config.bulk_tls.certificate
+    )
+    try:
+        certificate.context()
+    except ConfigError as error:
+        return [Finding("bulk", Level.FAIL, str(error), "name a PEM certificate and its key")]
+    return [Finding("bulk", Level.OK, f"{config.bulk_listen}, TLS")]
+
+
 def daemon(config: Config) -> list[Finding]:
     keeper = read_status(str(config.state_dir))
     try:
@@ -191,7 +208,11 @@ def daemon(config: Config) -> list[Finding]:
 
 
 def ports(config: Config) -> list[Finding]:
-    wanted = {"listen": config.listen, "metrics_listen": config.metrics_listen}
+    wanted = {
+        "listen": config.listen,
+        "bulk_listen": config.bulk_listen,
+        "metrics_listen": config.metrics_listen,
+    }
     return [
         _port(name, endpoint)
         for name, endpoint in wanted.items()

@@ -26,12 +26,13 @@ _CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
     lambda _config: checks_software.gpu(),
     lambda _config: checks_software.hashes(),
     checks_software.socket_path,
+    checks_software.bulk,
     checks_software.daemon,
 )
 
 
 @click.command()
-@settings_flags("state_dir", "socket", "listen", "metrics_listen", "dram", "disk")
+@settings_flags("state_dir", "socket", "listen", "bulk_listen", "metrics_listen", "dram", "disk")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, /, *, file: Path | None, is_json: bool, **flags: str | None) -> None:

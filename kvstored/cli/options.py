@@ -15,6 +15,7 @@ _FLAGS = {
     "socket": ("socket", "PATH"),
     "socket_mode": ("socket_mode", "MODE"),
     "listen": ("listen", "HOST:PORT"),
+    "bulk_listen": ("bulk_listen", "HOST:PORT"),
     "metrics_listen": ("metrics_listen", "HOST:PORT"),
     "policy": ("policy", "NAME"),
     "dram": ("dram.capacity", "SIZE"),

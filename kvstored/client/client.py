@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from kvstored.client.address import default_address
+from kvstored.client.bulk import BulkPool
 from kvstored.client.channel import LocalChannel
 from kvstored.client.links import Link, Transport
 from kvstored.client.local import LocalTransport
@@ -22,15 +23,15 @@ from kvstored.errors import InvalidArgument, KvstoredError, Unavailable
 
 Response = TypeVar("Response", bound=Message)
 
-_LOCAL, _GRPC_UNIX, _GRPC = "unix://", "grpc+unix://", "grpc://"
+_LOCAL, _GRPC_UNIX, _GRPC, _BULK = "unix://", "grpc+unix://", "grpc://", "bulk://"
 
 
 class Client:
     """A connection to one daemon, made when first needed, and again whenever it broke.
 
     `address`: `host:port` from anywhere: a daemon on this host is then reached by its local socket, so that bytes go through shared
-    memory, any other one by gRPC streams. `unix:///run/kvstored.sock` is the local socket itself, None the default one.
-    `grpc://host:port` and `grpc+unix:///path` always stream.
+    memory, any other one by its bulk channel, or by gRPC streams where it has none. `unix:///run/kvstored.sock` is the local socket itself,
+    None the default one. `bulk://host:port` never takes the local socket; `grpc://host:port` and `grpc+unix:///path` always stream.
 
     Thread-safe. While the daemon is down calls raise Unavailable at once. After a fork the child has a session of its own, and leases of
     the parent are lost to it. `timeout_s` bounds each message; a daemon that is up but slow is DeadlineExceeded.
@@ -123,7 +124,7 @@ class Client:
             self._start()
 
     def _start(self) -> None:
-        self._is_settled = self.address.startswith((_LOCAL, _GRPC, _GRPC_UNIX))
+        self._is_settled = self.address.startswith((_LOCAL, _GRPC, _GRPC_UNIX, _BULK))
         self._transport = self._new_transport()
 
     def _settle(self, timeout_s: float) -> None:
@@ -154,13 +155,14 @@ class Client:
             return self._local_transport(self.address.removeprefix(_LOCAL))
         if self.address.startswith(_GRPC_UNIX):
             target = f"unix://{self.address.removeprefix(_GRPC_UNIX)}"
-            return RemoteTransport(target, name=name, clock=self._clock)
-        target = self.address.removeprefix(_GRPC)
+            return RemoteTransport(target, name=name, clock=self._clock, bulk=None)
+        target = self.address.removeprefix(_GRPC).removeprefix(_BULK)
         if "/" in target or not target.rpartition(":")[2].isdigit():
             raise InvalidArgument(
-                f"an address is unix:///path, grpc+unix:///path or host:port, not {self.address!r}"
+                f"an address is unix:///path, grpc+unix:///path, bulk://host:port or host:port, not {self.address!r}"
             )
-        return RemoteTransport(target, name=name, clock=self._clock)
+        bulk = None if self.address.startswith(_GRPC) else BulkPool(self._clock)
+        return RemoteTransport(target, name=name, clock=self._clock, bulk=bulk)
 
 
 def _is_up(transport: LocalTransport, timeout_s: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
+from kvstored.client.bulk import BulkConnection, BulkPool
 from kvstored.client.channel import PROTOCOL, Session
 from kvstored.client.copying import Bytes, checksum_of
 from kvstored.client.links import GetCall, Leased, PutPart
@@ -19,8 +20,9 @@ from kvstored.client.results import GetResult
 from kvstored.client.rows import blocks_of, outputs_of, sizes_of
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
-from kvstored.errors import Corrupt, InvalidArgument, KvstoredError, Unavailable
+from kvstored.errors import Corrupt, InvalidArgument, KvstoredError, NotFound, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.bulk import BulkAddress
 from kvstored.wire.frames import PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import BY_NAME, SERVICE
 from kvstored.wire.packing import pack_u64, unpack_table, unpack_u8, unpack_u64
@@ -36,9 +38,9 @@ _parents_channels: list[object] = []
 
 
 class RemoteTransport:
-    """One gRPC channel and one session. Thread-safe."""
+    """One gRPC channel and one session; `bulk` carries the bytes where there is one and the daemon offers it. Thread-safe."""
 
-    def __init__(self, target: str, *, name: str, clock: Clock) -> None:
+    def __init__(self, target: str, *, name: str, clock: Clock, bulk: BulkPool | None) -> None:
         import grpc  # noqa: PLC0415 - clients on the daemon's host never need it
 
         self._errors: type[Exception] = grpc.RpcError
@@ -50,6 +52,8 @@ class RemoteTransport:
         self._used_s = 0.0
         self._is_closed = False
         self._near: str | None = None
+        self._bulk = bulk
+        self._bulk_address: BulkAddress | None = None
         size_options = [
             ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
             ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
@@ -72,7 +76,25 @@ class RemoteTransport:
             self._current(timeout_s)
         return self._near
 
+    @contextmanager
+    def bulk(self, session: Session, timeout_s: float) -> Iterator[BulkConnection | None]:
+        """None where bytes go over gRPC."""
+        address = self._bulk_address
+        if self._bulk is None or address is None:
+            yield None
+            return
+        with self._bulk.connection(address, session.token, timeout_s) as connection:
+            if connection is None:
+                self._doubt()
+            try:
+                yield connection
+            except (Unavailable, NotFound):
+                self._doubt()
+                raise
+
     def close(self) -> None:
+        if self._bulk is not None:
+            self._bulk.close_idle()
         session, self._session = self._session, None
         try:
             if session is not None and not self._is_closed:
@@ -89,6 +111,8 @@ class RemoteTransport:
         # Its threads did not come along: closing or collecting the channel here would wait for them.
         _parents_channels.append(self._channel)
         self._is_closed = True
+        if self._bulk is not None:
+            self._bulk.close()
 
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
@@ -125,7 +149,14 @@ class RemoteTransport:
         try:
             yield
         except self._errors as error:
-            raise _translated(error, self._target) from error
+            translated = _translated(error, self._target)
+            if isinstance(translated, Unavailable | NotFound):
+                self._doubt()
+            raise translated from error
+
+    def _doubt(self) -> None:
+        """The daemon or its front may be another by now: the next call asks whether the session lives, and where the bulk channel is."""
+        self._used_s = 0.0
 
     def _current(self, timeout_s: float) -> Session:
         """The session, opened or resumed where it is new or has been idle for a good part of its life."""
@@ -144,6 +175,7 @@ class RemoteTransport:
             known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)
         self._session, self._used_s = known, now_s
         self._near = reachable_socket(answer.host, answer.local_socket)
+        self._bulk_address = _bulk_address(answer, self._target)
         return known
 
 
@@ -164,18 +196,25 @@ class RemoteLink:
         return self._transport.call(name, request, response, timeout_s)
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
-        status: list[FillStatus] = []
         for part in parts:
             if part.generations is not None:
                 raise InvalidArgument("replacing needs the local channel")
             part.request.session = self._session.token
             part.request.sizes = pack_u64(sizes_of(part.sources))
+        with self._transport.bulk(self._session, timeout_s) as connection:
+            if connection is not None:
+                return connection.put(parts, timeout_s)
+        status: list[FillStatus] = []
+        for part in parts:
             answer = self._transport.put_stream(_put_messages(part), timeout_s)
             status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
         return status
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         call.request.session = self._session.token
+        with self._transport.bulk(self._session, timeout_s) as connection:
+            if connection is not None:
+                return connection.get(call, timeout_s)
         stream = self._transport.get_stream(pb.GetRequest(acquire=call.request), timeout_s)
         head = next(stream, pb.GetResponse()).head
         status = unpack_u8(head.status, "status", call.keys)
@@ -229,6 +268,15 @@ def _translated(
             "or give the address that its `listen` names"
         )
     return error_of_grpc(error.code().name, error.details() or "", detail)
+
+
+def _bulk_address(answer: pb.OpenSessionResponse, target: str) -> BulkAddress | None:
+    if not answer.bulk_port:
+        return None
+    here = "127.0.0.1" if target.startswith("unix:") else target.rpartition(":")[0].strip("[]")
+    return BulkAddress(
+        answer.bulk_host or here, answer.bulk_port, answer.bulk_id, answer.bulk_certificate
+    )
 
 
 def _put_messages(part: PutPart) -> Iterator[pb.PutRequest]:

@@ -135,7 +135,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., resume_ttl_ms: _Optional[int] = ..., protocol: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host")
+    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,10 @@ class OpenSessionResponse(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     LOCAL_SOCKET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    BULK_PORT_FIELD_NUMBER: _ClassVar[int]
+    BULK_HOST_FIELD_NUMBER: _ClassVar[int]
+    BULK_ID_FIELD_NUMBER: _ClassVar[int]
+    BULK_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     epoch: int
     resumed: bool
@@ -158,7 +162,11 @@ class OpenSessionResponse(_message.Message):
     quarantined: bool
     local_socket: str
     host: str
-    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    bulk_port: int
+    bulk_host: str
+    bulk_id: bytes
+    bulk_certificate: bytes
+    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("session",)
@@ -759,6 +767,26 @@ class ReportResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class ReportBulkRequest(_message.Message):
+    __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections")
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    sent_bytes: int
+    opened: int
+    refused: int
+    failures: int
+    connections: int
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., opened: _Optional[int] = ..., refused: _Optional[int] = ..., failures: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+
+class ReportBulkResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatRequest(_message.Message):
     __slots__ = ()

@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from grpc_reflection.v1alpha import reflection
 
 from kvstored import logs
 from kvstored.client.nearby import host_id
+from kvstored.client.segments import Segments
+from kvstored.clock import SystemClock
 from kvstored.config import Config
 from kvstored.errors import ConfigError, KvstoredError, Unavailable
 from kvstored.notify import Notifier
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.bulk import BulkServer, Certificate
 from kvstored.transport.front_streams import Streams
 from kvstored.transport.upstream import Upstream
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
-from kvstored.wire.methods import KEEP_ALIVE, METHODS, SEGMENT, SERVICE, Method
+from kvstored.wire.methods import KEEP_ALIVE, METHODS, REPORT_BULK, SEGMENT, SERVICE, Method
 from kvstored.wire.status import ERROR_DETAIL_KEY, failure_of, status_of
 
 log = logs.get("front")
@@ -44,11 +48,35 @@ def run(config: Config) -> int:
         raise ConfigError("the gRPC front has nowhere to listen: set `listen`, say 127.0.0.1:7439")
     if config.listen.path:
         Path(config.listen.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    asyncio.run(_until_signal(config.socket, str(config.listen)))
+    segments = Segments()
+    bulk = bulk_server(config, segments)
+    asyncio.run(_until_signal(config.socket, str(config.listen), segments, bulk))
     return 0
 
 
-async def _until_signal(socket_path: Path, listen: str) -> None:
+def bulk_server(config: Config, segments: Segments) -> BulkServer | None:
+    """None where the settings have it off."""
+    if config.bulk_listen is None:
+        return None
+    tls = config.bulk_tls
+    certificate = None
+    if tls.certificate is not None:
+        certificate = Certificate(tls.certificate, tls.key or tls.certificate)
+    # numpy and sockets let go of the interpreter; what little is left must not hold up the loop for 5 ms at a time.
+    sys.setswitchinterval(0.0005)
+    return BulkServer(
+        config.bulk_listen.host,
+        config.bulk_listen.port,
+        daemon=config.socket,
+        segments=segments,
+        certificate=certificate,
+        clock=SystemClock(),
+    )
+
+
+async def _until_signal(
+    socket_path: Path, listen: str, segments: Segments, bulk: BulkServer | None
+) -> None:
     notifier = Notifier.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -59,7 +87,7 @@ async def _until_signal(socket_path: Path, listen: str) -> None:
         notifier.ready(f"serving at {bound}")
         log.info("ready", listen=bound)
 
-    await serve_front(socket_path, listen, stop=stop, ready=ready)
+    await serve_front(socket_path, listen, stop=stop, ready=ready, segments=segments, bulk=bulk)
 
 
 async def serve_front(
@@ -69,8 +97,10 @@ async def serve_front(
     stop: asyncio.Event,
     ready: Callable[[str], None] = lambda _: None,
     grace_s: float = 2.0,
+    segments: Segments,
+    bulk: BulkServer | None = None,
 ) -> None:
-    """Serves at `listen` (host:port, or unix:///path) until `stop` is set; calls `ready` with the bound address.
+    """Serves at `listen` (host:port, or unix:///path) until `stop` is set; calls `ready` with the bound address. Starts and ends `bulk` too.
 
     Needs no daemon to start: while there is none, calls are Unavailable and the health service says so. Raises ConfigError for an
     address that is taken, or lies beyond loopback, where only TLS may listen.
@@ -86,8 +116,8 @@ async def serve_front(
         ],
         maximum_concurrent_rpcs=_RPCS_MAX,
     )
-    streams = Streams(upstream)
-    server.add_generic_rpc_handlers((_handlers(upstream, streams),))
+    streams = Streams(upstream, segments)
+    server.add_generic_rpc_handlers((_handlers(upstream, streams, _near(upstream, bulk)),))
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(
@@ -99,16 +129,20 @@ async def serve_front(
         server,
     )
     bound = _bound(server, listen)
+    if bulk is not None:
+        bulk.start()
     await server.start()
     ready(bound)
     try:
         async with asyncio.TaskGroup() as tasks:
-            probe = tasks.create_task(_probe(upstream, checks), name="front health probe")
+            probe = tasks.create_task(_probe(upstream, checks, bulk), name="front health probe")
             await stop.wait()
             probe.cancel()
     finally:
         await checks.enter_graceful_shutdown()
         await server.stop(grace_s)
+        if bulk is not None:
+            await asyncio.get_running_loop().run_in_executor(None, bulk.close)
         streams.close()
         upstream.close()
 
@@ -162,11 +196,22 @@ def _bound(server: Any, listen: str) -> str:  # a grpc.aio.Server: grpc ships no
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
-def _handlers(upstream: Upstream, streams: Streams) -> Any:  # grpc ships no types
+def _near(upstream: Upstream, bulk: BulkServer | None) -> pb.OpenSessionResponse:
+    """What callers are told of other ways to their bytes."""
+    near = pb.OpenSessionResponse(local_socket=str(upstream.path), host=host_id())
+    if bulk is not None:
+        near.bulk_port, near.bulk_host = bulk.address.port, bulk.address.host
+        near.bulk_id, near.bulk_certificate = bulk.address.id, bulk.address.certificate
+    return near
+
+
+def _handlers(
+    upstream: Upstream, streams: Streams, near: pb.OpenSessionResponse
+) -> Any:  # grpc ships no types
     unary: dict[str, Any] = {
-        method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method))
+        method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, KEEP_ALIVE)
+        if method not in (SEGMENT, KEEP_ALIVE, REPORT_BULK)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,
@@ -196,15 +241,14 @@ def _handlers(upstream: Upstream, streams: Streams) -> Any:  # grpc ships no typ
     )
 
 
-def _passing(upstream: Upstream, method: Method) -> Unary:
+def _passing(upstream: Upstream, method: Method, near: pb.OpenSessionResponse) -> Unary:
     """Bytes through, except that a session opened here is tied to no connection of the local channel, and that its answer tells
-    callers of this host where they can share memory."""
+    callers where they can share memory, or have a bulk connection."""
 
     async def passed(payload: bytes, context: Context) -> bytes:
         if method.name == "OpenSession":
             # Fields of a message may follow in any order, and the last of a kind counts.
             payload += pb.OpenSessionRequest(detached=True).SerializeToString()
-            near = pb.OpenSessionResponse(local_socket=str(upstream.path), host=host_id())
             answer = await upstream.call_raw(method, payload, _timeout_s(context))
             return answer + near.SerializeToString()
         return await upstream.call_raw(method, payload, _timeout_s(context))
@@ -256,14 +300,16 @@ def _timeout_s(context: Context) -> float:
     return DEADLINE_S_MAX if remaining is None else min(max(remaining, 0.01), DEADLINE_S_MAX)
 
 
-async def _probe(upstream: Upstream, checks: Any) -> None:  # a health servicer
-    """The health service answers for the daemon, not for this process."""
+async def _probe(upstream: Upstream, checks: Any, bulk: BulkServer | None) -> None:
+    """The health service (`checks`) answers for the daemon, not for this process. The daemon hears what the bulk channel did."""
     told = None
     while True:
         serving = health_pb2.HealthCheckResponse.SERVING
         try:
             async with upstream.link() as link:
                 await link.call("Stat", pb.StatRequest(), pb.StatResponse, 2.0)
+                if bulk is not None:
+                    await link.call("ReportBulk", bulk.report(), pb.ReportBulkResponse, 2.0)
         except Unavailable:
             serving = health_pb2.HealthCheckResponse.NOT_SERVING
         except KvstoredError:

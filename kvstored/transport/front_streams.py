@@ -41,9 +41,9 @@ _POLL_MS = 10_000
 class Streams:
     """Put, Get, KeepAlive and WatchEvents. Copies and hashes on threads of its own, never on the loop."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, segments: Segments) -> None:
         self._upstream = upstream
-        self._segments = Segments()
+        self._segments = segments
         self._pool = ThreadPoolExecutor(_THREADS, "front-copy")
 
     def close(self) -> None:

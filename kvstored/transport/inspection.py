@@ -66,7 +66,20 @@ class Inspection:
             "Explain": self._explain,
             "Verify": self._verify,
             "PollEvents": self._poll_events,
+            "ReportBulk": self._report_bulk,
         }
+
+    async def _report_bulk(
+        self, request: pb.ReportBulkRequest, caller: Caller
+    ) -> pb.ReportBulkResponse:
+        shell = self._store.shell
+        shell.counts["bulk_bytes", "received"] += request.received_bytes
+        shell.counts["bulk_bytes", "sent"] += request.sent_bytes
+        shell.counts["bulk_connections", "opened"] += request.opened
+        shell.counts["bulk_connections", "refused"] += request.refused
+        shell.counts["bulk_failures", ""] += request.failures
+        shell.metrics.bulk_connections.set(request.connections)
+        return pb.ReportBulkResponse()
 
     async def _stat(self, request: pb.StatRequest, caller: Caller) -> pb.StatResponse:
         shell = self._store.shell

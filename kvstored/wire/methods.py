@@ -2,7 +2,7 @@
 
 Numbers are part of the protocol: only added, never reused. Streaming calls of the gRPC service are
 not here, except KeepAlive, which is one message and one answer on the local channel. Segment exists
-only here: its answer carries a descriptor.
+only here: its answer carries a descriptor; so does ReportBulk, which is the front's own.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ class Method:
 
 SEGMENT = Method("Segment", 1, pb.SegmentRequest, pb.SegmentResponse)
 KEEP_ALIVE = Method("KeepAlive", 3, pb.KeepAliveRequest, pb.KeepAliveResponse)
+REPORT_BULK = Method("ReportBulk", 40, pb.ReportBulkRequest, pb.ReportBulkResponse)
 
 METHODS = (
     SEGMENT,
@@ -66,6 +67,7 @@ METHODS = (
     Method("Explain", 33, pb.ExplainRequest, pb.ExplainResponse),
     Method("Verify", 34, pb.VerifyRequest, pb.VerifyResponse),
     Method("PollEvents", 35, pb.PollEventsRequest, pb.PollEventsResponse),
+    REPORT_BULK,
 )
 
 BY_NAME = {method.name: method for method in METHODS}

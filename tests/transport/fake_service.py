@@ -137,6 +137,9 @@ class FakeService:
             counters={"connections": len(self.connections)},
         )
 
+    def do_report_bulk(self, request: pb.ReportBulkRequest) -> Message:
+        return pb.ReportBulkResponse()
+
     def do_segment(self, request: pb.SegmentRequest) -> Message:
         if request.segment != 0:
             raise NotFound(f"no such segment segment={request.segment}")

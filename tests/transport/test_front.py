@@ -54,9 +54,9 @@ class Front:
     address: str
 
 
-def start_front(socket_path: Path, listen: str) -> Front:
+def start_front(socket_path: Path, listen: str, *settings: str) -> Front:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.transport.run_front", socket_path, listen],
+        [sys.executable, "-m", "tests.transport.run_front", socket_path, listen, *settings],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
