@@ -221,7 +221,6 @@ class Books(Tables):
         self.blocks.holds[path] += 1
 
     def release_hold(self, block: int) -> None:
-        """One hold of one block, which costs a tenth of `release_holds`."""
         self.blocks.holds[block] -= 1
         for copy in self.copies_of(block):
             self.consider(copy)
@@ -230,7 +229,8 @@ class Books(Tables):
 
     def release_holds(self, path: Rows) -> None:
         if len(path) == 1:
-            return self.release_hold(int(path[0]))
+            self.release_hold(int(path[0]))
+            return
         holds = self.blocks.holds
         holds[path] -= 1
         self.consider_blocks(path)
