@@ -24,11 +24,14 @@ Result = Record | KvstoredError
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one lane call carries. Loads are short, so that several threads share them and the first bytes are there soon;
-    write-back is long, because a commit costs the same whatever it holds."""
+    """How much one lane call carries.
 
-    load_bytes: int = 16 << 20
-    load_pieces: int = 128
+    Loads are as long as one system call of the disk: the lane's threads keep several in flight, one decodes while others read, and the
+    first bytes are there soon. Write-back is long, because a commit costs the same whatever it holds.
+    """
+
+    load_bytes: int = 4 << 20
+    load_pieces: int = 256
     store_bytes: int = 128 << 20
     store_pieces: int = 1024
 

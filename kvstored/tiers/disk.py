@@ -6,6 +6,7 @@ are not on the disk. A full or failing disk makes the tier read-only for a while
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -266,7 +267,11 @@ class Disk:
         items: Sequence[tuple[PieceRef, Place, Views]],
         outcomes: list[Record | KvstoredError],
     ) -> None:
-        """Fill the targets of those items of the window whose outcome is a record so far."""
+        """Fill the targets of those items of the window whose outcome is a record so far.
+
+        A piece is checked and decoded as soon as its last run is there, while its bytes are in the cache; meanwhile the lane's other
+        threads read.
+        """
         staging: dict[int, tuple[Record, Staged]] = {}
         jobs: list[Job] = []
         for i in window:
@@ -278,15 +283,15 @@ class Disk:
             jobs.extend(
                 slabs.jobs_of(i, staged.aligned, layout.trimmed(record.place, record.stored_length))
             )
-        failed = self._slabs.read(jobs)
-        for i, (record, staged) in staging.items():
-            if i in failed:
-                outcomes[i] = slabs.translated(failed[i], "slab cannot be read:")
-                continue
-            try:
-                _finish_read(record, staged, items[i][2])
-            except Corrupt as error:
-                outcomes[i] = error
+        missing = Counter(job.item for job in jobs)
+        for moved in self._slabs.read(jobs):
+            missing.subtract(moved.items)
+            for i in dict.fromkeys(moved.items):
+                if moved.error is not None:
+                    outcomes[i] = slabs.translated(moved.error, "slab cannot be read:")
+                elif not missing[i] and isinstance(outcomes[i], Record):
+                    record, staged = staging.pop(i)
+                    outcomes[i] = _finished(record, staged, items[i][2])
 
     def _is_held(self, place: Place) -> bool:
         return all(self._slabs.holds(extent) for extent in place)
@@ -318,6 +323,14 @@ def _staged_for_read(record: Record, target: Views) -> Staged:
     if record.codec == Codec.RAW:
         return slabs.staged(target)
     return Staged([slabs.aligned(record.stored_length)])
+
+
+def _finished(record: Record, staged: Staged, target: Views) -> Record | Corrupt:
+    try:
+        _finish_read(record, staged, target)
+    except Corrupt as error:
+        return error
+    return record
 
 
 def _finish_read(record: Record, staged: Staged, target: Views) -> None:
