@@ -4,7 +4,6 @@ numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview a
 copyto, slice assignment and ctypes.memmove are equally fast; each call costs 0.4 us, so neighbours are copied in one.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -44,7 +43,7 @@ class Copier:
 
     def copy_in(self, runs: Sequence[Run]) -> list[int]:
         """Private to shared; the checksum of each piece."""
-        return self.spread_in(runs, _copy_in, [run.private.size for run in runs])
+        return self.spread_out(runs, _copy_in, [run.private.size for run in runs])
 
     def copy_out(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
@@ -54,17 +53,11 @@ class Copier:
         """Shared to private, without hashing; no checksums."""
         return self.spread_out(runs, _copy_out_unchecked, [run.private.size for run in runs])
 
-    def spread_in(
-        self, work: Sequence[Work], copy: Callable[[Work], list[int]], sizes: Sequence[int]
-    ) -> list[int]:
-        """What `copy` answers for each work of `sizes` bytes, in order. Leaves a core to the daemon, which keeps its books meanwhile."""
-        cores = len(os.sched_getaffinity(0))
-        return self._spread(work, copy, sizes, min(self._threads, max(cores - 1, 1)))
-
     def spread_out(
         self, work: Sequence[Work], copy: Callable[[Work], list[int]], sizes: Sequence[int]
     ) -> list[int]:
-        """The same on every thread: nothing else is to be done before the end."""
+        """What `copy` answers for each work of `sizes` bytes, in order, on every thread. A put does not leave a core to the daemon: that
+        was worth it only while its books took as long as the copies."""
         return self._spread(work, copy, sizes, self._threads)
 
     def close(self) -> None:

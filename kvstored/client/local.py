@@ -101,7 +101,7 @@ class _Filling:
     def copy_in(self, copier: Copier) -> list[int]:
         if self.runs:
             return copier.copy_in(self.runs)
-        return copier.spread_in(self.walks, gather, [walk.gather.size for walk in self.walks])
+        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
 
 
 class LocalDataLink:

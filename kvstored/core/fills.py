@@ -267,10 +267,10 @@ class Fills:
     ) -> FillRun | None:
         """The run of fills that these are, committed; None, with nothing done, where they have to go one by one."""
         run = self.open.run(session, fills)
-        if run is None or not ready_together(self._books, run.pieces):
+        if run is None or not ready_together(self._books, run):
             return None
         self.open.remove(run)
-        make_ready(self._books, run.pieces, checksums, now_s)
+        make_ready(self._books, run, checksums, now_s)
         return run
 
     def _commit_one(

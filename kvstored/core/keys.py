@@ -105,10 +105,8 @@ def key_batch(packed: bytes, key_bytes: int, seed: int) -> KeyBatch:
     have.
     """
     count = _checked_count(packed, key_bytes)
-    digests = b"".join(
-        xxhash.xxh3_128_digest(packed[i * key_bytes : (i + 1) * key_bytes], seed)
-        for i in range(count)
-    )
+    digest, ends = xxhash.xxh3_128_digest, range(key_bytes, count * key_bytes + 1, key_bytes)
+    digests = b"".join([digest(packed[end - key_bytes : end], seed) for end in ends])
     # xxhash writes its canonical form, big-endian and high half first; a fingerprint is [lo, hi].
     high_low = np.frombuffer(digests, dtype=">u8").reshape(count, 2)
     fingerprints: Fingerprints = np.ascontiguousarray(high_low[:, ::-1], dtype=np.uint64)

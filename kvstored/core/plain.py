@@ -16,8 +16,9 @@ from kvstored.core.columns import FILLING, READY, WAITING
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
 from kvstored.core.readability import READABLE
+from kvstored.core.rights import FillRun
 from kvstored.core.space import units_of
-from kvstored.core.types import Budget, Fingerprints, Layout, NamespaceId, Part, Rows, TierId
+from kvstored.core.types import Budget, Fingerprints, Layout, NamespaceId, Rows, TierId
 
 PLAIN_MIN = 4
 """Fewer blocks are not worth the arrays."""
@@ -154,26 +155,24 @@ def _copies(
 # ---- commit
 
 
-def ready_together(books: Books, pieces: Rows) -> bool:
-    """Whether these fills' pieces are whole copies of blocks that have no other copy, so that `make_ready` may take them."""
+def ready_together(books: Books, run: FillRun) -> bool:
+    """Whether the run's pieces still are whole copies of blocks that have no other copy, so that `make_ready` may take them."""
     copies, table = books.copies, books.pieces
-    at = table.copy[pieces]
-    blocks = copies.block[at]
-    if books.retired or books.partials or (blocks < 0).any():
+    at = table.copy[run.pieces]
+    if books.retired or books.partials:
         return False
-    whole = (copies.state[at] == FILLING) & (copies.missing[at] == 1) & (copies.readers[at] == 0)
-    whole &= (copies.part[at] != int(Part.CHECKPOINT)) & (copies.next[at] < 0)
-    whole &= (books.blocks.first_copy[blocks] == at) & (table.next[pieces] < 0)
-    whole &= copies.fills[at] == 1
-    plain = [books.layouts[int(ns)].is_plain for ns in np.unique(books.blocks.ns[blocks])]
-    return bool(whole.all()) and all(plain) and len(np.unique(at)) == len(at)
+    # a copy that was forgotten meanwhile has no block
+    whole = (copies.block[at] == run.blocks) & (books.blocks.first_copy[run.blocks] == at)
+    whole &= (copies.state[at] == FILLING) & (copies.missing[at] == 1) & (copies.readers[at] == 0)
+    whole &= (copies.next[at] < 0) & (table.next[run.pieces] < 0) & (copies.fills[at] == 1)
+    return bool(whole.all())
 
 
-def make_ready(books: Books, pieces: Rows, checksums: NDArray[np.uint64], now_s: float) -> None:
-    """The copies of these pieces become readable, in this order; each fill's hold ends."""
+def make_ready(books: Books, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
+    """The copies of the run become readable, in its order; each fill's hold ends."""
     copies, table, blocks = books.copies, books.pieces, books.blocks
+    pieces, owners = run.pieces, run.blocks
     at = table.copy[pieces]
-    owners = copies.block[at]
     table.state[pieces] = READY
     table.checksum[pieces] = checksums
     copies.missing[at] = 0
@@ -181,12 +180,16 @@ def make_ready(books: Books, pieces: Rows, checksums: NDArray[np.uint64], now_s:
     copies.state[at] = READY
     book = books.space.books[WRITE_TIER]
     book.dirty += len(at)
-    _count_sinks(books, at, owners)
+    for i in np.flatnonzero(books.are_sinks(owners)).tolist():
+        books.count_sink(int(at[i]), int(owners[i]), WRITE_TIER)
     blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
     books.policy.touch(at, TouchEvent.STORED, now_s)
     blocks.fast[owners] = WRITE_TIER
     blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
-    _announce(books, pieces, owners)
+    depths = books.tree.depth[owners]
+    books.effects.append(
+        VisibleMany(NamespaceId(run.ns), run.fingerprints, WRITE_TIER, depths, run.places)
+    )
     if TierId.NVME in books.space.books:
         fresh = at[copies.flags[at] & WAITING == 0]
         copies.flags[fresh] |= WAITING
@@ -195,30 +198,6 @@ def make_ready(books: Books, pieces: Rows, checksums: NDArray[np.uint64], now_s:
     blocks.holds[owners] -= 1
     for copy in at[copies.kids[at] == 0].tolist():
         books.consider(copy)
-
-
-def _count_sinks(books: Books, copies: Rows, blocks: Rows) -> None:
-    for ns in np.unique(books.blocks.ns[blocks]).tolist():
-        spec = books.layouts[ns].spec
-        sinks = books.tree.depth[blocks] * spec.block_tokens < spec.sink_tokens
-        sinks &= books.blocks.ns[blocks] == ns
-        for copy, block in zip(copies[sinks].tolist(), blocks[sinks].tolist(), strict=True):
-            books.count_sink(copy, block, WRITE_TIER)
-
-
-def _announce(books: Books, pieces: Rows, blocks: Rows) -> None:
-    owners = books.blocks.ns[blocks]
-    for ns in dict.fromkeys(owners.tolist()):
-        mine = owners == ns
-        books.effects.append(
-            VisibleMany(
-                NamespaceId(ns),
-                books.index.fingerprints[blocks[mine]],
-                WRITE_TIER,
-                books.tree.depth[blocks[mine]],
-                books.places(pieces[mine]),
-            )
-        )
 
 
 def _return(books: Books, blocks: Rows) -> None:

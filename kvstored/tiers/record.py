@@ -356,8 +356,8 @@ def checked(records: Records) -> NDArray[np.bool_]:
 def _checksums(raw: bytes | memoryview, begin: int, end: int, step: int) -> NDArray[np.uint64]:
     """xxh3-64 of bytes `begin` to `end` of each `step` bytes."""
     digest, span = xxhash.xxh3_64_intdigest, end - begin
-    each = (digest(raw[i : i + span]) for i in range(begin, len(raw), step))
-    return np.fromiter(each, np.uint64, len(raw) // step)
+    sums = [digest(raw[i : i + span]) for i in range(begin, len(raw), step)]
+    return np.asarray(sums, dtype=np.uint64)
 
 
 def digests_of(records: Records) -> tuple[list[bytes], NDArray[np.intp]]:
