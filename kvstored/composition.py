@@ -22,6 +22,8 @@ from kvstored.store.shell import Shell, Tiers
 from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.disk import SLAB_BYTES, Disk, Options, erase, map_bytes_for
+from kvstored.tiers.projection import Projection
+from kvstored.transport.local import TENANT
 from kvstored.transport.service import INTERNAL
 from kvstored.wire.methods import METHODS
 
@@ -56,6 +58,7 @@ class Parts:
         self.tiers.disk_lane.close()
         if self.disk is not None:
             self.disk.close()
+        self.tiers.projection.close()
         self.arena.close()
 
 
@@ -83,6 +86,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
         relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
+        projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
     )
     catalog = Catalog(
         tiers=tier_limits(config, has_disk=disk is not None),

@@ -48,7 +48,8 @@ FACTS: Final[Mapping[str, Fact]] = {
         "read_pending_keys", "Keys answered before their load ended.", ("tier",)
     ),
     "read_tokens": Fact("read_tokens", "Tokens of keys acquired or not.", ("result",)),
-    "read_bytes": Fact("read_bytes", "Bytes leased for reading."),
+    "read_bytes": Fact("read_bytes", "Bytes leased for reading, or read optimistically."),
+    "optimistic_keys": Fact("optimistic_read_keys", "Keys that clients read without a message."),
     "reserved_keys": Fact("reserved_keys", "Keys reserved, by answer.", ("status",)),
     "put_blocks": Fact("put_blocks", "Blocks committed by callers."),
     "put_bytes": Fact("put_bytes", "Bytes committed by callers."),

@@ -12,6 +12,7 @@ import numpy as np
 from kvstored.core.calls import (
     Fingerprint,
     Freed,
+    Hidden,
     Leased,
     Limits,
     PieceRow,
@@ -27,12 +28,7 @@ from kvstored.core.lifetimes import Lifetimes
 from kvstored.core.policies.base import Policy
 from kvstored.core.policies.composite import Composite
 from kvstored.core.policies.lru import Lru
-from kvstored.core.readability import (
-    NOT_READABLE,
-    is_complete,
-    recount_clean,
-    refresh,
-)
+from kvstored.core.readability import NOT_READABLE, is_complete, recount_clean, refresh
 from kvstored.core.rows import Tables
 from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId, as_rows
 
@@ -127,6 +123,8 @@ class Books(Tables):
             self.policy.first(self._copies_below(block))
         for other in self.copies_of(block):
             self.consider(other)
+        if tier is TierId.DRAM and copies.readers[copy]:
+            self.effects.append(Hidden(fingerprint, self.piece_rows(copy)))
         self.free_if_unused(copy)
         self.drop_idle(block)
 

@@ -273,6 +273,13 @@ class Freed(NamedTuple):
     units: int
 
 
+class Hidden(NamedTuple):
+    """A copy in DRAM was forgotten while it is still read: nobody new may read it from now on. Its `Freed` follows with its last reader."""
+
+    fingerprint: Fingerprint
+    pieces: tuple[PieceRow, ...]
+
+
 class Visible(NamedTuple):
     """A block became readable (first copy of its last missing part), or a further tier holds it."""
 
@@ -305,7 +312,7 @@ class Linked:
     pieces: tuple[PieceRow, ...]
 
 
-Effect = Freed | Visible | Leased | Linked
+Effect = Freed | Hidden | Visible | Leased | Linked
 
 
 @dataclass(frozen=True, slots=True)

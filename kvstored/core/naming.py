@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from kvstored.core.books import Books
-from kvstored.core.calls import Reason
+from kvstored.core.calls import Reason, TouchEvent
 from kvstored.core.columns import FILLING
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, NamespaceId, TierId
@@ -19,6 +21,21 @@ def known_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
 def readable_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
     fast = books.blocks.fast
     return [row for row in known_rows(books, ns, keys) if fast[row] != NOT_READABLE]
+
+
+def count_reads(books: Books, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
+    """Keys were read without a lease, and count as hits like any others; how many of their blocks are still readable.
+
+    Of the latest read first, each read from head to tail; a key that was read several times comes as often.
+    """
+    rows = books.index.find(keys.fingerprints)
+    there = (rows >= 0) & (books.blocks.ns[rows] == ns) & (books.blocks.fast[rows] != NOT_READABLE)
+    found, first, times = np.unique(rows[there], return_index=True, return_counts=True)
+    order = np.argsort(first)
+    blocks = found[order].astype(np.int32)
+    books.blocks.hits[blocks] += (times[order] - 1).astype(np.uint32)
+    books.touch(blocks, TouchEvent.HIT, now_s)
+    return len(blocks)
 
 
 def is_being_put(books: Books, block: int, is_target: Callable[[int], bool]) -> bool:

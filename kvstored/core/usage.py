@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
-from kvstored.core.columns import READY
+from kvstored.core.columns import READY, SUSPECT, UNVERIFIED
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Budget, Heat, KeyBatch, NamespaceId, Place, Rows, TierId
 
@@ -90,6 +90,12 @@ def is_above_high(books: Books, tier: TierId) -> bool:
         book.used[budget] > int(books.space.limit(tier, budget) * book.limits.high)
         for budget in Budget
     )
+
+
+def needs_no_look(books: Books, copy: int) -> bool:
+    """Whether a copy may be read as it lies there, without a look at its bytes first."""
+    flags = int(books.copies.flags[copy])
+    return int(books.copies.state[copy]) == READY and not flags & (UNVERIFIED | SUSPECT)
 
 
 def copy_at(

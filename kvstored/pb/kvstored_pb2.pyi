@@ -135,7 +135,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., resume_ttl_ms: _Optional[int] = ..., protocol: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate")
+    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate", "projection")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class OpenSessionResponse(_message.Message):
     BULK_HOST_FIELD_NUMBER: _ClassVar[int]
     BULK_ID_FIELD_NUMBER: _ClassVar[int]
     BULK_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    PROJECTION_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     epoch: int
     resumed: bool
@@ -166,7 +167,8 @@ class OpenSessionResponse(_message.Message):
     bulk_host: str
     bulk_id: bytes
     bulk_certificate: bytes
-    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ...) -> None: ...
+    projection: bool
+    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ..., projection: _Optional[bool] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("session",)
@@ -733,14 +735,16 @@ class ClearResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class TouchRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys")
+    __slots__ = ("session", "namespace", "keys", "read")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ...) -> None: ...
+    read: bool
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., read: _Optional[bool] = ...) -> None: ...
 
 class TouchResponse(_message.Message):
     __slots__ = ("blocks",)
@@ -1064,6 +1068,18 @@ class SegmentRequest(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     segment: int
     def __init__(self, segment: _Optional[int] = ...) -> None: ...
+
+class ProjectionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProjectionResponse(_message.Message):
+    __slots__ = ("bytes", "epoch")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    epoch: int
+    def __init__(self, bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SegmentResponse(_message.Message):
     __slots__ = ("segment", "bytes", "incarnation")

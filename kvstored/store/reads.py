@@ -11,7 +11,8 @@ import numpy as np
 
 from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
 from kvstored.core.columnar import Grant, Places, ReadMany, no_places
-from kvstored.core.types import SessionId
+from kvstored.core.types import NamespaceId, SessionId
+from kvstored.core.usage import needs_no_look
 from kvstored.errors import LeaseLost
 from kvstored.store.flights import Flights
 from kvstored.store.lane import Urgency
@@ -64,13 +65,13 @@ class Reads:
         if not suspects:
             return proven
         pieces = [piece for i in suspects for piece in _pieces(proven[i])]
-        bad = await self._bad_copies(pieces)
+        bad = await self._bad_copies(call.ns, pieces)
         for i in suspects:
             if any(piece.copy in bad for piece in _pieces(proven[i])):
                 proven[i] = missed(proven[i], Reason.CORRUPT)
         return proven
 
-    async def _bad_copies(self, pieces: Sequence[ReadPiece]) -> set[int]:
+    async def _bad_copies(self, ns: NamespaceId, pieces: Sequence[ReadPiece]) -> set[int]:
         """Hash the pieces in the lane; copies that prove good are told to the catalog, bad ones are dropped."""
         shell = self._shell
         items = [(piece.place, piece.length, piece.checksum) for piece in pieces]
@@ -83,6 +84,11 @@ class Reads:
                 shell.counts["corrupt_copies", "dram"] += 1
             else:
                 shell.catalog.verified(copy)
+        if shell.showing.is_shown(ns):
+            # of each a lease is held: what is there is this copy, unless it was forgotten meanwhile
+            books = shell.catalog.books
+            proven = [piece.place for piece in pieces if needs_no_look(books, piece.copy)]
+            shell.showing.show_pieces(proven)
         shell.apply()
         return bad
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstored.clock import Clock
-from kvstored.core.calls import Fingerprint, Freed, Leased, Linked, Reason, Visible
+from kvstored.core.calls import Fingerprint, Freed, Hidden, Leased, Linked, Reason, Visible
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import FreedMany, Places, VisibleMany
 from kvstored.core.types import Layout, NamespaceId, Place, TierId
@@ -19,8 +19,10 @@ from kvstored.errors import KvstoredError
 from kvstored.metrics import Metrics
 from kvstored.store.events import EventKind, Events
 from kvstored.store.lane import Ended, Lane, Urgency
+from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, PieceRef, Tier
+from kvstored.tiers.projection import Projection
 from kvstored.tiers.record import Record
 
 DISCARD_BATCH_PIECES = 4096
@@ -52,6 +54,7 @@ class Tiers:
     flush_disk_counters: Callable[[Sequence[Counters]], None]
     relink_disk: Callable[[Sequence[Link]], None]
     disk_index_share: Callable[[], float]
+    projection: Projection
 
     def tier(self, tier: TierId) -> Tier:
         if tier is TierId.DRAM:
@@ -79,6 +82,8 @@ class Shell:
         self.metrics = metrics
         self.counts: Counter[tuple[str, str]] = Counter()
         self.layouts: dict[NamespaceId, Layout] = {}
+        space = catalog.books.space
+        self.showing = Showing(tiers.projection, tiers.arena, space, self.layouts)
         self.report = report
         self._clock = clock
         self._discards: list[Freed] = []
@@ -104,23 +109,30 @@ class Shell:
         freed_many: list[Places] = []
         for effect in self.catalog.drain():
             if isinstance(effect, FreedMany):
+                self.showing.withdraw_many(effect)
                 self._free_many(effect)
                 freed_many.append(effect.places)
             elif isinstance(effect, VisibleMany):
+                self.showing.show_many(effect)
                 self._tell_visible_many(effect)
             elif isinstance(effect, Freed):
                 self._count_freed(effect)
                 if effect.tier is TierId.DRAM:
+                    self.showing.withdraw(effect.fingerprint, effect.pieces)
                     self._tell_freed(effect, self.tiers.arena.key_at(effect.pieces[0].place))
                     freed.extend(piece.place for piece in effect.pieces)
                 else:
                     self._discards.append(effect)
+            elif isinstance(effect, Hidden):
+                self.showing.withdraw(effect.fingerprint, effect.pieces)
             elif isinstance(effect, Leased):
                 self.tiers.arena.set_leased(effect.heads, leased=effect.leased)
             elif isinstance(effect, Linked):
                 self._relink(effect)
             else:
+                self.showing.show(effect)
                 self._tell_visible(effect, moved)
+        self.showing.settle()
         if freed:
             self.tiers.arena.mark_free(freed)
         for places in freed_many:

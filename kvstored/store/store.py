@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
+from kvstored.core.naming import count_reads
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.store.clients import Clients
@@ -166,6 +167,21 @@ class Store:
     def touch(self, layout: Layout, keys: KeyBatch) -> int:
         blocks = self.shell.catalog.touch(layout.id, keys, self.shell.now_s())
         self.shell.apply()
+        return blocks
+
+    def was_read(self, layout: Layout, keys: KeyBatch) -> int:
+        """Keys that were read through the projection; see `count_reads`."""
+        catalog, counts, spec = self.shell.catalog, self.shell.counts, layout.spec
+        depths, tokens = positions(catalog.books, layout.id, keys)
+        blocks = count_reads(catalog.books, layout.id, keys, self.shell.now_s())
+        self.shell.apply()
+        total, where = int(tokens.sum()), TierId.DRAM.name.lower()
+        counts["optimistic_keys", ""] += len(keys)
+        counts["read_keys_hit", where] += len(keys)
+        counts["read_bytes", ""] += total * spec.groups[0].bytes_per_block // spec.block_tokens
+        counts["read_tokens", "hit"] += total
+        counts["hit_tokens", where] += total
+        counts["flops_saved", ""] += _flops(spec, depths, tokens)
         return blocks
 
     def report(self, layout: Layout, keys: KeyBatch, scores: Sequence[float]) -> int:

@@ -174,6 +174,10 @@ class Arena:
         """`lineage_at` for many pieces of one extent each."""
         return marks.lineages(self._segments, places)
 
+    def heads(self, places: Places) -> NDArray[np.uint64]:
+        """The records themselves, unchecked, as rows of words: for pieces of one extent each."""
+        return marks.heads(self._segments, places)
+
     def have_keys(self, places: Places, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Which of the records at these places have the key in their row of `keys`, (n, bytes of a key)."""
         return marks.have_keys(self._segments, places, keys)

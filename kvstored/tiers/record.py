@@ -89,9 +89,12 @@ _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
 _LAST, _LAST_OFFSET = struct.Struct("<d"), 16
-STATE_AND_MORE, PARENT_WORDS, KEY_WORDS = 0, slice(12, 14), slice(14, 22)
-"""Of the 32 words of a record: the one with the state, those of the parent's fingerprint and those of the key."""
-_PARENT_OFFSET, _KEY_OFFSET, _KEY_BYTES_OFFSET = 96, 112, 225
+STATE_AND_MORE, CHECKSUM_WORD, GENERATION_WORD, LENGTH_WORD = 0, 3, 5, 22
+DIGEST_WORDS, FINGERPRINT_WORDS = slice(6, 10), slice(10, 12)
+PARENT_WORDS, KEY_WORDS = slice(12, 14), slice(14, 22)
+"""Which of the 32 words of a record these are."""
+KEY_BYTES_OFFSET = 225
+_PARENT_OFFSET, _KEY_OFFSET = 96, 112
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +321,7 @@ def trimmed(place: Place, size_bytes: int) -> Place:
 def key_of(raw: bytes | memoryview, offset: int) -> bytes:
     """The key in the packed record at `offset`, which is not checked."""
     key = offset + _KEY_OFFSET
-    return bytes(raw[key : key + raw[offset + _KEY_BYTES_OFFSET]])
+    return bytes(raw[key : key + raw[offset + KEY_BYTES_OFFSET]])
 
 
 def parent_of(raw: bytes | memoryview, offset: int) -> bytes:
@@ -379,6 +382,6 @@ def _fault_of(raw: bytes | bytearray | memoryview) -> str:
     (stated,) = _CHECKSUM.unpack_from(raw, _HEADER_END)
     if stated != xxhash.xxh3_64_intdigest(raw[_HEADER_OFFSET:_HEADER_END]):
         return "header does not match its checksum"
-    if state != State.CONTINUED and not KEY_BYTES_MIN <= raw[_KEY_BYTES_OFFSET] <= KEY_BYTES_MAX:
-        return f"key_bytes={raw[_KEY_BYTES_OFFSET]}"
+    if state != State.CONTINUED and not KEY_BYTES_MIN <= raw[KEY_BYTES_OFFSET] <= KEY_BYTES_MAX:
+        return f"key_bytes={raw[KEY_BYTES_OFFSET]}"
     return ""

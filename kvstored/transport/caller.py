@@ -36,6 +36,9 @@ class Service(Protocol):
     def segment_fd(self, segment: int, caller: Caller) -> int:
         """The descriptor to send after `call` answered Segment; it stays the service's own."""
 
+    def projection_fd(self, caller: Caller) -> int:
+        """The same after Projection."""
+
     def connected(self, caller: Caller) -> None: ...
 
     def disconnected(self, caller: Caller) -> None:

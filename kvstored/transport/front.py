@@ -30,7 +30,15 @@ from kvstored.transport.bulk import BulkServer, Certificate
 from kvstored.transport.front_streams import Streams
 from kvstored.transport.upstream import Upstream
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
-from kvstored.wire.methods import KEEP_ALIVE, METHODS, REPORT_BULK, SEGMENT, SERVICE, Method
+from kvstored.wire.methods import (
+    KEEP_ALIVE,
+    METHODS,
+    PROJECTION,
+    REPORT_BULK,
+    SEGMENT,
+    SERVICE,
+    Method,
+)
 from kvstored.wire.status import ERROR_DETAIL_KEY, failure_of, status_of
 
 log = logs.get("front")
@@ -211,7 +219,7 @@ def _handlers(
     unary: dict[str, Any] = {
         method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, KEEP_ALIVE, REPORT_BULK)
+        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,

@@ -32,6 +32,8 @@ from kvstored.wire.status import OK, failure_of, status_of
 
 log = logs.get("local channel")
 
+TENANT = "default"
+"""Of every caller, until the configuration maps peer credentials to tenants."""
 _RECV_BYTES = 256 << 10
 _ACCEPTS_MAX = 64
 """Connections accepted in one turn of the loop."""
@@ -47,8 +49,7 @@ class LocalLimits:
 
 
 def one_tenant(uid: int, gid: int) -> str:  # noqa: ARG001 - the shape of every mapping
-    """The mapping of peer credentials to tenants until the configuration has one."""
-    return "default"
+    return TENANT
 
 
 class LocalServer:
@@ -294,6 +295,8 @@ class _Connection:
             answer = frame(number, OK, call, response.SerializeToString())
             if isinstance(request, pb.SegmentRequest):
                 descriptor = self._service.segment_fd(request.segment, self._caller)
+            elif isinstance(request, pb.ProjectionRequest):
+                descriptor = self._service.projection_fd(self._caller)
         except KvstoredError as error:
             answer = _failed(number, call, error)
         except Exception:

@@ -28,6 +28,7 @@ from kvstored.transport.answers import (
 )
 from kvstored.transport.asked import Asked, Put, keys_of, request_id_of, sums_of
 from kvstored.transport.caller import Caller
+from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u8, pack_u64, unpack_u64
@@ -48,6 +49,7 @@ class StoreService:
     def __init__(self, store: Store, inspection: Inspection) -> None:
         self._store = store
         self._asked = Asked(store)
+        self._descriptors = Descriptors(store)
         self._answers: dict[str, Answer] = {
             "OpenSession": self._open_session,
             "KeepAlive": self._keep_alive,
@@ -77,7 +79,8 @@ class StoreService:
             "Clear": self._clear,
             "Touch": self._touch,
             "Report": self._report,
-            "Segment": self._segment,
+            "Segment": self._descriptors.segment,
+            "Projection": self._descriptors.projection,
             **inspection.answers(),
         }
 
@@ -99,7 +102,10 @@ class StoreService:
             metrics.request_seconds[method].observe(shell.elapsed_s() - begun_s)
 
     def segment_fd(self, segment: int, caller: Caller) -> int:
-        return self._store.shell.tiers.arena.segment_fd(segment)
+        return self._descriptors.segment_fd(segment, caller)
+
+    def projection_fd(self, caller: Caller) -> int:
+        return self._descriptors.projection_fd(caller)
 
     def connected(self, caller: Caller) -> None:
         pass
@@ -134,6 +140,7 @@ class StoreService:
             daemon_pid=os.getpid(),
             version=__version__,
             quarantined=self._store.shell.catalog.has_quarantine(session.core),
+            projection=not request.detached and self._descriptors.has_projection(caller),
         )
 
     async def _keep_alive(
@@ -363,7 +370,8 @@ class StoreService:
     async def _touch(self, request: pb.TouchRequest, caller: Caller) -> pb.TouchResponse:
         self._asked.session(request.session, caller)
         layout = self._asked.layout(request.namespace, caller)
-        return pb.TouchResponse(blocks=self._store.touch(layout, keys_of(layout, request.keys)))
+        touch = self._store.was_read if request.read else self._store.touch
+        return pb.TouchResponse(blocks=touch(layout, keys_of(layout, request.keys)))
 
     async def _report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
         """Advisory: a block that the engine selected (score above 0) counts as touched."""
@@ -376,16 +384,6 @@ class StoreService:
                 f"group={request.group} groups={len(layout.spec.groups)}"
             )
         return pb.ReportResponse(blocks=self._store.report(layout, keys, list(request.scores)))
-
-    # ---- the local channel
-
-    async def _segment(self, request: pb.SegmentRequest, caller: Caller) -> pb.SegmentResponse:
-        arena = self._store.shell.tiers.arena
-        return pb.SegmentResponse(
-            segment=request.segment,
-            bytes=os.fstat(arena.segment_fd(request.segment)).st_size,
-            incarnation=self._store.shell.events.epoch,
-        )
 
 
 def _handles(packed: bytes, name: str) -> list[int]:

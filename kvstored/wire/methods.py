@@ -1,8 +1,8 @@
 """The methods of the local channel: name, number on the wire, message classes.
 
 Numbers are part of the protocol: only added, never reused. Streaming calls of the gRPC service are
-not here, except KeepAlive, which is one message and one answer on the local channel. Segment exists
-only here: its answer carries a descriptor; so does ReportBulk, which is the front's own.
+not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
+exist only here: their answers carry a descriptor; so does ReportBulk, which is the front's own.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class Method:
 
 
 SEGMENT = Method("Segment", 1, pb.SegmentRequest, pb.SegmentResponse)
+PROJECTION = Method("Projection", 36, pb.ProjectionRequest, pb.ProjectionResponse)
 KEEP_ALIVE = Method("KeepAlive", 3, pb.KeepAliveRequest, pb.KeepAliveResponse)
 REPORT_BULK = Method("ReportBulk", 40, pb.ReportBulkRequest, pb.ReportBulkResponse)
 
@@ -67,7 +68,8 @@ METHODS = (
     Method("Explain", 33, pb.ExplainRequest, pb.ExplainResponse),
     Method("Verify", 34, pb.VerifyRequest, pb.VerifyResponse),
     Method("PollEvents", 35, pb.PollEventsRequest, pb.PollEventsResponse),
-    REPORT_BULK,
+not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
+exist only here: their answers carry a descriptor; so does ReportBulk, which is the front's own.
 )
 
 BY_NAME = {method.name: method for method in METHODS}

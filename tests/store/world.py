@@ -52,6 +52,7 @@ from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.faulty import Faults, FaultyTier
 from kvstored.tiers.memory import MemoryTier
+from kvstored.tiers.projection import Projection
 from kvstored.wire.methods import METHODS
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ class World:
             flush_disk_counters=lambda _: None,
             relink_disk=lambda _: None,
             disk_index_share=lambda: self.index_share,
+            projection=Projection(arena_blocks * 2 * UNIT_BYTES, epoch=epoch, tenant="default"),
         )
         units = 2
         self.catalog = Catalog(

@@ -72,6 +72,9 @@ class FakeService:
         assert isinstance(answer, Message)
         return answer
 
+    def projection_fd(self, caller: Caller) -> int:
+        raise NotFound("no projection here")
+
     def segment_fd(self, segment: int, caller: Caller) -> int:
         return self.memory_fd
 
