@@ -7,7 +7,7 @@ from kvstored.client.aio import AsyncClient, AsyncNamespace
 from kvstored.client.client import Client
 from kvstored.client.keys import Keys
 from kvstored.client.namespace import Namespace
-from kvstored.client.results import GetResult, Job, Located, Pinned, PutResult
+from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pinned, PutResult
 from kvstored.client.view import View
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
@@ -52,6 +52,7 @@ __all__ = [
     "NamespaceSpec",
     "NoSpace",
     "NotFound",
+    "OptimisticReads",
     "PermissionDenied",
     "Pinned",
     "PutResult",

@@ -34,6 +34,7 @@ class Session:
     token: bytes
     epoch: int
     resume_ttl_s: float
+    has_projection: bool = False
     releases: deque[int] = field(default_factory=deque)
     """Leases that ended here and ride on the next Acquire. Beyond the bound they are left to their TTL."""
 
@@ -204,6 +205,8 @@ class LocalChannel:
             self._close(connection)
             raise
         if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
-            known = Session(answer.token, answer.epoch, answer.resume_ttl_ms / 1000)
+            known = Session(
+                answer.token, answer.epoch, answer.resume_ttl_ms / 1000, answer.projection
+            )
             self._session = known
         return LocalLink(known, connection)

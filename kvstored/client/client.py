@@ -13,10 +13,11 @@ from google.protobuf.message import Message
 from kvstored.client.address import default_address
 from kvstored.client.bulk import BulkPool
 from kvstored.client.channel import LocalChannel
-from kvstored.client.links import Link, Transport
+from kvstored.client.links import Link, Transport, opened
 from kvstored.client.local import LocalTransport
-from kvstored.client.namespace import Namespace, opened
+from kvstored.client.namespace import Namespace
 from kvstored.client.remote import RemoteTransport
+from kvstored.client.results import OptimisticReads
 from kvstored.clock import Clock, SystemClock
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument, KvstoredError, Unavailable
@@ -34,7 +35,8 @@ class Client:
     None the default one. `bulk://host:port` never takes the local socket; `grpc://host:port` and `grpc+unix:///path` always stream.
 
     Thread-safe. While the daemon is down calls raise Unavailable at once. After a fork the child has a session of its own, and leases of
-    the parent are lost to it. `timeout_s` bounds each message; a daemon that is up but slow is DeadlineExceeded.
+    the parent are lost to it. `timeout_s` bounds each message; a daemon that is up but slow is DeadlineExceeded. `optimistic`: see
+    `Namespace.get`.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Client:
         timeout_s: float = 30.0,
         connect_timeout_s: float = 5.0,
         copy_threads: int = 2,
+        optimistic: bool = True,
         clock: Clock | None = None,
     ) -> None:
         if copy_threads < 1 or timeout_s <= 0 or connect_timeout_s <= 0:
             raise InvalidArgument("timeouts and copy_threads are positive")
         self.address = default_address() if address is None else address
         self.timeout_s = timeout_s
+        self.optimistic = optimistic
         self._name = name
         self._connect_timeout_s = connect_timeout_s
         self._copy_threads = copy_threads
@@ -87,6 +91,10 @@ class Client:
         """The token of this client's session, for `call`."""
         with self.link(timeout_s) as link:
             return link.session.token
+
+    def optimistic_reads(self) -> OptimisticReads:
+        """What became of keys that were looked for without a message, since this client was made; zeros over gRPC."""
+        return self._transport.optimistic_reads()
 
     @contextmanager
     def link(self, timeout_s: float | None) -> Iterator[Link]:

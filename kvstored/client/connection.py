@@ -18,7 +18,7 @@ from kvstored.wire.frames import (
     deadline_field,
     frame,
 )
-from kvstored.wire.methods import BY_NAME, SEGMENT
+from kvstored.wire.methods import BY_NAME, PROJECTION, SEGMENT
 from kvstored.wire.status import OK, error_of
 
 Response = TypeVar("Response", bound=Message)
@@ -93,7 +93,16 @@ class Connection:
 
     def segment(self, segment: int, timeout_s: float) -> tuple[pb.SegmentResponse, int]:
         """The segment's facts and a descriptor, which is the caller's to close."""
-        self._send(SEGMENT.number, pb.SegmentRequest(segment=segment), timeout_s)
+        request = pb.SegmentRequest(segment=segment)
+        payload, descriptor = self._described(SEGMENT.number, request, timeout_s)
+        return _parsed(pb.SegmentResponse, payload), descriptor
+
+    def projection(self, timeout_s: float) -> int:
+        """A descriptor of the projection, which is the caller's to close."""
+        return self._described(PROJECTION.number, pb.ProjectionRequest(), timeout_s)[1]
+
+    def _described(self, number: int, request: Message, timeout_s: float) -> tuple[bytes, int]:
+        self._send(number, request, timeout_s)
         try:
             # Not socket.recv_fds: it forgets its flags, and the descriptor would leak into children.
             first, ancillary, _, _ = self._socket.recvmsg(
@@ -108,8 +117,8 @@ class Connection:
             self._buffer[: len(first)] = first
             payload = self._answer(self._receive(self._buffer, len(first)))
             if len(descriptors) != 1:
-                raise Unavailable(f"a segment came without descriptor segment={segment}")
-            return _parsed(pb.SegmentResponse, payload), descriptors.pop()
+                raise Unavailable(f"an answer came without its descriptor method={number}")
+            return payload, descriptors.pop()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

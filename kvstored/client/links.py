@@ -9,12 +9,15 @@ from google.protobuf.message import Message
 
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
-from kvstored.client.results import Block, GetResult
+from kvstored.client.keys import Keys
+from kvstored.client.results import Block, GetResult, OpenedNamespace, OptimisticReads
 from kvstored.client.rows import Rows
 from kvstored.client.scatter import Gather
 from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.namespaces import message_of, spec_of
 
 Response = TypeVar("Response", bound=Message)
 
@@ -50,6 +53,28 @@ class GetCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """A get of a plain namespace that may go without a message."""
+
+    digest: bytes
+    seed: int
+    keys: Keys
+    out: Rows | None
+
+    def part(self, indexes: Sequence[int]) -> "Glance":
+        """Of these keys, which are no path any more."""
+        keys = self.keys
+        has_last = bool(indexes) and indexes[-1] == len(keys) - 1
+        chosen = Keys(
+            tuple([keys.keys[i] for i in indexes]),
+            last_valid_tokens=keys.last_valid_tokens if has_last else 0,
+            unchained=True,
+        )
+        out = None if self.out is None else [self.out[i] for i in indexes]
+        return Glance(self.digest, self.seed, chosen, out)
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """Blocks in place, read-only, as long as the lease lives."""
 
@@ -77,9 +102,31 @@ class Link(Protocol):
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]: ...
 
+    def glance(self, glance: Glance, timeout_s: float) -> GetResult | None:
+        """What can be read without a message, all other keys as misses; None where that is nothing."""
+
     def get(self, call: GetCall, timeout_s: float) -> GetResult: ...
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased: ...
+
+
+class Linked(Protocol):
+    """What a namespace needs of its client."""
+
+    timeout_s: float
+    optimistic: bool
+
+    def link(self, timeout_s: float | None) -> AbstractContextManager[Link]: ...
+
+
+def opened(
+    link: Link, spec: NamespaceSpec, timeout_s: float, *, supersede: bool
+) -> OpenedNamespace:
+    request = pb.OpenNamespaceRequest(namespace=message_of(spec), supersede=supersede)
+    answer = link.call("OpenNamespace", request, pb.OpenNamespaceResponse, timeout_s)
+    return OpenedNamespace(
+        answer.digest, spec_of(answer.namespace, caller_tenant=spec.tenant), answer.created
+    )
 
 
 class Transport(Protocol):
@@ -87,6 +134,8 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Ends the session."""
+
+    def optimistic_reads(self) -> OptimisticReads: ...
 
     def forked(self) -> None:
         """In the child of a fork: lets go of what the parent uses, without a word to the daemon."""

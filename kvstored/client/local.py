@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from kvstored.client.channel import LocalChannel, LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Run, checksum_of
-from kvstored.client.links import GetCall, Leased, PutPart
-from kvstored.client.results import Blocks, GetResult
+from kvstored.client.keys import Keys
+from kvstored.client.links import GetCall, Glance, Leased, PutPart
+from kvstored.client.optimistic import Optimistic
+from kvstored.client.reports import Reports
+from kvstored.client.results import Blocks, GetResult, OptimisticReads
 from kvstored.client.rows import mapped_segments, privates_of, shared_runs
 from kvstored.client.runs import blocks_in_place, blocks_made, runs_between, walks_between
 from kvstored.client.scatter import Walk, gather, scatter, scatter_unchecked
@@ -38,6 +41,7 @@ Response = TypeVar("Response", bound=Message)
 BoolS = NDArray[np.bool_]
 
 
+_TELL_S = 2.0
 _RIDING_BYTES_MAX = 256 << 20
 """A lease on more does not wait for the next Acquire: it would keep that much from being evicted until then."""
 
@@ -59,19 +63,35 @@ class LocalTransport:
         self._channel = channel
         self._segments = Segments()
         self._copier = Copier(copy_threads)
+        self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
 
     @contextmanager
     def link(self, timeout_s: float) -> Iterator["LocalDataLink"]:
         with self._channel.link(timeout_s) as link:
-            yield LocalDataLink(link, self._segments, self._copier, self._channel.clock)
+            yield LocalDataLink(
+                link, self._segments, self._copier, self._channel.clock, self._optimistic
+            )
+
+    def optimistic_reads(self) -> OptimisticReads:
+        return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
 
     def close(self) -> None:
+        self._optimistic.reports.flush()
+        self._optimistic.reports.close()
         self._channel.close()
         self._segments.clear()
         self._copier.close()
 
     def forked(self) -> None:
         self._channel.forked()
+
+    def _tell_read(self, digest: bytes, keys: Sequence[bytes]) -> None:
+        message = Keys(tuple(keys), unchained=True).message()
+        with self._channel.link(_TELL_S) as link:
+            request = pb.TouchRequest(
+                session=link.session.token, namespace=digest, keys=message, read=True
+            )
+            link.call("Touch", request, pb.TouchResponse, _TELL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +127,16 @@ class _Filling:
 class LocalDataLink:
     shares_memory = True
 
-    def __init__(self, link: LocalLink, segments: Segments, copier: Copier, clock: Clock) -> None:
+    def __init__(
+        self,
+        link: LocalLink,
+        segments: Segments,
+        copier: Copier,
+        clock: Clock,
+        optimistic: Optimistic,
+    ) -> None:
         self._link = link
+        self._optimistic = optimistic
         self._segments = segments
         self._copier = copier
         self._clock = clock
@@ -230,6 +258,9 @@ class LocalDataLink:
             pass
 
     # ---- get
+
+    def glance(self, glance: Glance, timeout_s: float) -> GetResult | None:
+        return self._optimistic.read(self._link, glance, timeout_s)
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         """Acquire, copy, verify; the release rides on the next Acquire unless it holds much memory."""

@@ -1,13 +1,22 @@
 """The calls of one open namespace."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
 from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
-from kvstored.client.links import GetCall, Leased, Link, PutPart, milliseconds
+from kvstored.client.links import (
+    GetCall,
+    Glance,
+    Leased,
+    Link,
+    Linked,
+    PutPart,
+    milliseconds,
+    opened,
+)
+from kvstored.client.optimistic import completed
 from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
 from kvstored.client.rows import (
     Rows,
@@ -20,29 +29,11 @@ from kvstored.client.rows import (
 )
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens, block_keys, root
-from kvstored.core.types import Match, NamespaceSpec
+from kvstored.core.namespace import seed
+from kvstored.core.types import Layout, Match, NamespaceId
 from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
-
-
-class Linked(Protocol):
-    """What a namespace needs of its client."""
-
-    timeout_s: float
-
-    def link(self, timeout_s: float | None) -> AbstractContextManager[Link]: ...
-
-
-def opened(
-    link: Link, spec: NamespaceSpec, timeout_s: float, *, supersede: bool
-) -> OpenedNamespace:
-    request = pb.OpenNamespaceRequest(namespace=message_of(spec), supersede=supersede)
-    answer = link.call("OpenNamespace", request, pb.OpenNamespaceResponse, timeout_s)
-    return OpenedNamespace(
-        answer.digest, spec_of(answer.namespace, caller_tenant=spec.tenant), answer.created
-    )
 
 
 class Namespace:
@@ -56,6 +47,8 @@ class Namespace:
         self._opened_in = session
         self.digest = facts.digest
         self.spec = facts.spec
+        layout = Layout(NamespaceId(0), self.digest, seed(self.digest), self.spec)
+        self._seed = layout.seed if layout.is_plain and not self.spec.mutable else None
 
     # ---- keys
 
@@ -169,6 +162,7 @@ class Namespace:
         shard: int = 0,
         out: Rows | None = None,
         verify: bool = True,
+        optimistic: bool | None = None,
         wait: bool = True,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
@@ -177,11 +171,22 @@ class Namespace:
 
         `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
         takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event.
+        `optimistic`: whether verified reads of plain namespaces may go without a message, where the daemon is on this host; as the
+        client says unless given. What cannot be read so is acquired.
         """
-        call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
+        wait_s = self._timeout_s(timeout_s)
+
+        def acquired(glance: Glance) -> GetResult:
+            call = self._acquire(glance.keys, groups, shard, wait, load_deadline_s, 0)
+            full = GetCall(call.request, call.keys, call.groups, glance.out, verify)
+            return link.get(full, wait_s)
+
+        glance = Glance(self.digest, self._seed or 0, checked(keys), out)
+        is_asked = self._client.optimistic if optimistic is None else optimistic
+        may = is_asked and verify and self._seed is not None and not keys.extra_keys and not shard
         with self._link(timeout_s) as link:
-            full = GetCall(call.request, call.keys, call.groups, out, verify)
-            return link.get(full, self._timeout_s(timeout_s))
+            seen = link.glance(glance, wait_s) if may and groups is None else None
+            return completed(glance, seen, acquired)
 
     def get_view(
         self,

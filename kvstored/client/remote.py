@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from kvstored.client.bulk import BulkConnection, BulkPool
 from kvstored.client.channel import PROTOCOL, Session
 from kvstored.client.copying import Bytes, checksum_of
-from kvstored.client.links import GetCall, Leased, PutPart
+from kvstored.client.links import GetCall, Glance, Leased, PutPart
 from kvstored.client.nearby import reachable_socket
-from kvstored.client.results import GetResult
+from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import blocks_of, outputs_of, sizes_of
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
@@ -91,6 +91,9 @@ class RemoteTransport:
             except (Unavailable, NotFound):
                 self._doubt()
                 raise
+
+    def optimistic_reads(self) -> OptimisticReads:
+        return OptimisticReads()
 
     def close(self) -> None:
         if self._bulk is not None:
@@ -209,6 +212,10 @@ class RemoteLink:
             answer = self._transport.put_stream(_put_messages(part), timeout_s)
             status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
         return status
+
+    def glance(self, glance: Glance, timeout_s: float) -> None:
+        """Nothing is shared with a daemon on another host."""
+        return
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         call.request.session = self._session.token

@@ -113,3 +113,17 @@ class OpenedNamespace:
     digest: bytes
     spec: NamespaceSpec
     created: bool
+
+
+@dataclass(slots=True)
+class OptimisticReads:
+    """Keys, by what became of them; `untold`: hits that the daemon did not hear of. Counted without a lock: near enough."""
+
+    hits: int = 0
+    absent: int = 0
+    """Not in the projection: not stored, on disk, or of a kind that is always acquired."""
+    changed: int = 0
+    """The entry was being written, or changed while its bytes were copied."""
+    mismatched: int = 0
+    """The copied bytes had another checksum."""
+    untold: int = 0

@@ -68,8 +68,8 @@ METHODS = (
     Method("Explain", 33, pb.ExplainRequest, pb.ExplainResponse),
     Method("Verify", 34, pb.VerifyRequest, pb.VerifyResponse),
     Method("PollEvents", 35, pb.PollEventsRequest, pb.PollEventsResponse),
-not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
-exist only here: their answers carry a descriptor; so does ReportBulk, which is the front's own.
+    PROJECTION,
+    REPORT_BULK,
 )
 
 BY_NAME = {method.name: method for method in METHODS}
