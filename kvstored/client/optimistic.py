@@ -9,7 +9,7 @@ import numpy as np
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Piece
 from kvstored.client.links import Glance
-from kvstored.client.projected import NOT_THERE, Entry, Index
+from kvstored.client.projected import Found, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import blocks_of, outputs_of
@@ -41,48 +41,64 @@ class Optimistic:
         if index is None:
             return None
         keys = glance.keys.keys
-        found, odd = index.find(keys, glance.digest, glance.seed)
-        reads = self.reads
-        reads.changed += odd
-        reads.absent += found.count(NOT_THERE) - odd
-        hits = [entry.length != 0 for entry in found]
-        if True not in hits:
+        if not keys or len(set(map(len, keys))) > 1:
             return None
-        sizes = np.array([[entry.length] for entry in found], dtype=np.uint64)
+        found = index.find(keys, glance.digest, glance.seed)
+        lengths = found.lengths
+        absent = lengths.count(0)
+        self.reads.changed += found.odd
+        self.reads.absent += absent - found.odd
+        if absent == len(keys):
+            return None
+        hits = [length != 0 for length in lengths]
+        sizes = np.array(lengths, dtype=np.uint64).reshape(-1, 1)
         outputs = outputs_of(sizes, hits, glance.out)
-        pieces = [
-            Piece(output, (self._shared(link, entry, timeout_s),))
-            for (output,), entry in zip(outputs, found, strict=True)
-            if output is not None
-        ]
-        self._check(index, found, hits, self._copier.copy_out(pieces))
-        count = hits.count(True)
-        if count:
-            reads.hits += count
-            whole = count == len(keys)
-            mine = keys if whole else [k for k, hit in zip(keys, hits, strict=True) if hit]
+        pieces = self._pieces(link, found, outputs, timeout_s)
+        hits = self._good(index, found, self._copier.copy_out(pieces))
+        mine = keys if all(hits) else [k for k, hit in zip(keys, hits, strict=True) if hit]
+        self.reads.hits += len(mine)
+        if mine:
             self.reports.add(glance.digest, mine)
         return _result(found, outputs, hits)
 
-    def _shared(self, link: LocalLink, entry: Entry, timeout_s: float) -> Bytes:
-        segment = self._segments.mapped(
-            entry.segment, link.session.epoch, lambda n: link.connection.segment(n, timeout_s)
-        )
-        return segment[entry.offset : entry.offset + entry.length]
+    def _pieces(
+        self,
+        link: LocalLink,
+        found: Found,
+        outputs: Sequence[Sequence[Bytes | None]],
+        timeout_s: float,
+    ) -> list[Piece]:
+        pairs = zip(found.segments, found.lengths, strict=True)
+        numbers = {segment for segment, length in pairs if length}
+        epoch = link.session.epoch
+        segments = {
+            number: self._segments.mapped(
+                number, epoch, lambda n: link.connection.segment(n, timeout_s)
+            )
+            for number in numbers
+        }
+        return [
+            Piece(output, (segments[segment][offset : offset + length],))
+            for (output,), segment, offset, length in zip(
+                outputs, found.segments, found.offsets, found.lengths, strict=True
+            )
+            if output is not None
+        ]
 
-    def _check(
-        self, index: Index, found: Sequence[Entry], hits: list[bool], sums: Sequence[int]
-    ) -> None:
-        """No hits any more: what changed, and what has another checksum."""
-        copied = (i for i, hit in enumerate(list(hits)) if hit)
-        for i, checksum in zip(copied, sums, strict=True):
-            entry = found[i]
-            if not index.is_current(entry):
-                self.reads.changed += 1
-                hits[i] = False
-            elif checksum != entry.checksum:
-                self.reads.mismatched += 1
-                hits[i] = False
+    def _good(self, index: Index, found: Found, sums: Sequence[int]) -> list[bool]:
+        """Which keys were read: their entries did not change, and the copied bytes have their checksums."""
+        unchanged, copied, reads = index.unchanged(found), iter(sums), self.reads
+        good: list[bool] = []
+        for length, checksum, is_current in zip(
+            found.lengths, found.checksums, unchanged, strict=True
+        ):
+            is_same = bool(length) and next(copied) == checksum
+            good.append(is_same and is_current)
+            if length and not is_current:
+                reads.changed += 1
+            elif length and not is_same:
+                reads.mismatched += 1
+        return good
 
 
 def completed(
@@ -123,14 +139,12 @@ def _index_of(link: LocalLink, timeout_s: float) -> Index | None:
         return None
 
 
-def _result(
-    found: Sequence[Entry], outputs: list[list[Bytes | None]], hits: Sequence[bool]
-) -> GetResult:
+def _result(found: Found, outputs: list[list[Bytes | None]], hits: Sequence[bool]) -> GetResult:
     return GetResult(
         blocks=blocks_of(outputs, hits),
         status=tuple([_HIT if hit else _MISS for hit in hits]),
         tiers=bytes([_DRAM if hit else _NOWHERE for hit in hits]),
-        generations=tuple([entry.generation for entry in found]),
+        generations=tuple(found.generations),
         miss_reason="",
         corrupt=0,
     )

@@ -8,32 +8,40 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from kvstored.core.types import UNIT_BYTES
+from kvstored.core.keys import key_batch
+from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
 from kvstored.errors import StateMismatch, Unavailable
 from kvstored.tiers import entries as layout
-from kvstored.tiers.entries import ENTRY_BYTES, TAG_BYTES, WAYS
+from kvstored.tiers.entries import ENTRY_BYTES, ENTRY_WORDS, TAG_BYTES, WAYS
 
 _ENTRY = struct.Struct("<3Q16s64s3Q")
 _SEQUENCE = struct.Struct("<Q")
 _HALF = (1 << 64) - 1
 _BUCKET_BYTES = WAYS * TAG_BYTES
+_MANY = 4
+"""Fewer keys are not worth the arrays."""
 _BEGIN, _END = layout.COVERED.start, layout.COVERED.stop
 
 
-class Entry(NamedTuple):
-    """`at`: where it lies. `offset`, `length`: bytes in the segment."""
+@dataclass(slots=True)
+class Found:
+    """One row a key; `lengths` 0 where it is not there: no block is empty. `slots` and `sequences`: the entries, as they were.
+    `offsets`: bytes in the segment. `odd`: entries that were being written, or torn."""
 
-    at: int
-    sequence: int
-    checksum: int
-    generation: int
-    segment: int
-    offset: int
-    length: int
+    slots: list[int]
+    sequences: list[int]
+    checksums: list[int]
+    generations: list[int]
+    segments: list[int]
+    offsets: list[int]
+    lengths: list[int]
+    odd: int = 0
 
 
 class Index:
@@ -56,44 +64,92 @@ class Index:
         self._memory = memory
         self._tags_at, self._entries_at = facts.tags_at, facts.entries_at
         self._mask = facts.buckets - 1
+        words = np.frombuffer(memory, dtype=np.uint64)
+        self._tags = words[facts.tags_at // 8 : facts.entries_at // 8].reshape(-1, WAYS)
+        self._entries = words[facts.entries_at // 8 :].reshape(-1, ENTRY_WORDS)
 
-    def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> tuple[list[Entry], int]:
-        """An entry a key, NOT_THERE for those that have none; and how many were odd: just written, or torn."""
-        found: list[Entry] = []
-        odd = 0
+    def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> Found:
+        """Keys of one length."""
         short = digest[: layout.DIGEST_BYTES]
-        memory, mask = self._memory, self._mask
-        name, digest_of = xxhash.xxh3_128_intdigest, xxhash.xxh3_64_intdigest
-        for key in keys:
-            fingerprint = name(key, seed)
-            bucket = fingerprint >> 64 & mask
+        if len(keys) < _MANY:
+            return self._found(keys, short, seed)
+        return self._found_many(keys, short, seed)
+
+    def unchanged(self, found: Found) -> list[bool]:
+        """Whether nothing was written to each entry since it was found. After the bytes were copied."""
+        is_few = len(found.slots) < _MANY
+        now = self._few(found.slots) if is_few else self._entries[found.slots, 0].tolist()
+        return [then == sequence for then, sequence in zip(found.sequences, now, strict=True)]
+
+    def _few(self, slots: Sequence[int]) -> list[int]:
+        at = (self._entries_at + slot * ENTRY_BYTES for slot in slots)
+        return [_SEQUENCE.unpack_from(self._memory, i)[0] for i in at]
+
+    def _found(self, keys: Sequence[bytes], short: bytes, seed: int) -> Found:
+        """The same as `_found_many` without arrays, which cost more than they save for a key or two."""
+        count, memory = len(keys), self._memory
+        none = [0] * count
+        found = Found(none, none[:], none[:], none[:], none[:], none[:], none[:])
+        for i, key in enumerate(keys):
+            fingerprint = xxhash.xxh3_128_intdigest(key, seed)
+            bucket = fingerprint >> 64 & self._mask
             tags_at = self._tags_at + bucket * _BUCKET_BYTES
             tag = (fingerprint & _HALF).to_bytes(TAG_BYTES, "little")
             way = memory[tags_at : tags_at + _BUCKET_BYTES].find(tag)
             if way < 0 or way % TAG_BYTES:
-                found.append(NOT_THERE)
                 continue
-            at = self._entries_at + (bucket * WAYS + way // TAG_BYTES) * ENTRY_BYTES
+            slot = bucket * WAYS + way // TAG_BYTES
+            at = self._entries_at + slot * ENTRY_BYTES
             raw = memory[at : at + ENTRY_BYTES]
             sequence, checksum, generation, space, named, place, sizes, own = _ENTRY.unpack(raw)
-            if sequence & 1 or own != digest_of(raw[_BEGIN:_END]):
-                odd += 1
-                found.append(NOT_THERE)
+            if sequence & 1 or own != xxhash.xxh3_64_intdigest(raw[_BEGIN:_END]):
+                found.odd += 1
                 continue
             key_bytes = sizes & layout.KEY_BYTES_MASK
             if space != short or key_bytes != len(key) or named[:key_bytes] != key:
-                found.append(NOT_THERE)
                 continue
-            offset = (place & layout.START_MASK) * UNIT_BYTES
-            segment, length = place >> layout.SEGMENT_SHIFT, sizes >> layout.LENGTH_SHIFT
-            found.append(Entry(at, sequence, checksum, generation, segment, offset, length))
-        return found, odd
+            found.slots[i], found.sequences[i] = slot, sequence
+            found.checksums[i], found.generations[i] = checksum, generation
+            found.segments[i] = place >> layout.SEGMENT_SHIFT
+            found.offsets[i] = (place & layout.START_MASK) * UNIT_BYTES
+            found.lengths[i] = sizes >> layout.LENGTH_SHIFT
+        return found
 
-    def is_current(self, entry: Entry) -> bool:
-        """Whether nothing was written there since it was found. After the bytes were copied."""
-        (sequence,) = _SEQUENCE.unpack_from(self._memory, entry.at)
-        return bool(sequence == entry.sequence)
+    def _found_many(self, keys: Sequence[bytes], short: bytes, seed: int) -> Found:
+        key_bytes = len(keys[0])
+        batch = key_batch(b"".join(keys), key_bytes, seed)
+        buckets = (batch.fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
+        # where no tag is the same, the first way's entry has another key
+        same = self._tags[buckets] == batch.fingerprints[:, :1]
+        slots = buckets * WAYS + same.argmax(axis=1)
+        rows = self._entries[slots]
+        is_there = same.any(axis=1)
+        is_whole = (rows[:, layout.SEQUENCE] & np.uint64(1) == 0) & (
+            rows[:, layout.SUM] == _sums(rows)
+        )
+        named = np.zeros((len(keys), KEY_BYTES_MAX), dtype=np.uint8)
+        named[:, :key_bytes] = np.frombuffer(batch.packed, dtype=np.uint8).reshape(-1, key_bytes)
+        is_mine = (rows[:, layout.KEY_WORDS] == named.view(np.uint64)).all(axis=1)
+        is_mine &= (rows[:, layout.DIGEST_WORDS] == np.frombuffer(short, dtype=np.uint64)).all(
+            axis=1
+        )
+        sizes, places = rows[:, layout.SIZES], rows[:, layout.PLACE]
+        is_mine &= sizes & np.uint64(layout.KEY_BYTES_MASK) == key_bytes
+        lengths = sizes >> np.uint64(layout.LENGTH_SHIFT)
+        lengths[~(is_there & is_whole & is_mine)] = 0
+        return Found(
+            slots=slots.tolist(),
+            sequences=rows[:, layout.SEQUENCE].tolist(),
+            checksums=rows[:, layout.CHECKSUM].tolist(),
+            generations=rows[:, layout.GENERATION].tolist(),
+            segments=(places >> np.uint64(layout.SEGMENT_SHIFT)).tolist(),
+            offsets=((places & np.uint64(layout.START_MASK)) * np.uint64(UNIT_BYTES)).tolist(),
+            lengths=lengths.tolist(),
+            odd=int(np.count_nonzero(is_there & ~is_whole)),
+        )
 
 
-NOT_THERE = Entry(0, 0, 0, 0, 0, 0, 0)
-"""`length` 0: no block is empty."""
+def _sums(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    raw, digest = rows.tobytes(), xxhash.xxh3_64_intdigest
+    at = range(0, len(raw), ENTRY_BYTES)
+    return np.array([digest(raw[i + _BEGIN : i + _END]) for i in at], dtype=np.uint64)
