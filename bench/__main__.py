@@ -16,6 +16,7 @@ from bench.peers.__main__ import main as peers
 
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
+    "optimistic": (),
     "loop": (),
     "allocator": (),
     "restart": ("--records", "200000"),

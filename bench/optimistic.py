@@ -1,0 +1,178 @@
+"""Gets without a message beside gets by Acquire and beside a copy and hash of the same bytes, sample by sample in turn.
+
+`--hammer`: instead, processes read blocks of a small arena while others are written over them, every byte compared with what follows from
+the key; how many reads were right, wrong, and had to fall back. `python -m bench.optimistic [--sizes 4KiB,1MiB] [--batches 1,64] [--json]`
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import cycle
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from bench.machine import REPOSITORY, Daemon, Report, Row, Sample, interleaved, parser, tell, timed
+from bench.throughput import bench_namespace, new_keys
+from kvstored.client import Client, Keys, Namespace
+from kvstored.units import parse_size
+
+Bytes = NDArray[np.uint8]
+
+CEILING = "numpy.copyto out of another array of the same size into the same targets, and xxh3_64 of each; one thread"
+WORKING_SET_BYTES = 192 << 20
+SAMPLE_BYTES, SAMPLES_MIN, SAMPLES_MAX = 512 << 20, 5, 400
+REPEATS_BELOW_BYTES, REPEATS = 256 << 10, 8
+"""Gets a sample where one takes little longer than the clock does."""
+TARGET_RATIO, TARGET_BYTES = 0.9, 1 << 20
+READERS, HAMMER_DRAM, HAMMER_BLOCKS, HAMMER_BYTES = 2, "16MiB", 1024, 16 << 10
+"""The arena holds a quarter of what is put and read in turn."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--sizes", default="4KiB,64KiB,1MiB")
+    flags.add_argument("--batches", default="1,64")
+    flags.add_argument("--hammer", type=int, default=0, metavar="READS", help="of each process")
+    flags.add_argument("--reader", nargs=2, help=argparse.SUPPRESS)
+    given = flags.parse_args(arguments)
+    if given.reader:
+        address, seed = given.reader
+        print(*_read(address, int(seed), given.hammer))
+        return
+    tell(hammered(given) if given.hammer else measured(given), given)
+
+
+def measured(given: argparse.Namespace) -> Report:
+    report = Report("optimistic", CEILING, given.runs)
+    with Daemon(dram="1GiB") as daemon, Client(daemon.address, copy_threads=1) as client:
+        for size in given.sizes.split(","):
+            for batch in map(int, given.batches.split(",")):
+                report.rows += _rows(client, size, batch, given.runs)
+        reads = client.optimistic_reads()
+    report.notes.append(f"optimistic reads: {reads}")
+    return report
+
+
+def _rows(client: Client, size: str, batch: int, runs: int) -> list[Row]:
+    block_bytes = parse_size(size)
+    repeats = REPEATS if block_bytes * batch < REPEATS_BELOW_BYTES else 1
+    cases = _cases(bench_namespace(client, block_bytes), block_bytes, batch, repeats)
+    samples = min(max(SAMPLE_BYTES // (block_bytes * batch), SAMPLES_MIN), SAMPLES_MAX)
+    times = interleaved(cases, samples, runs)
+    in_us = {name: [1e6 * taken / repeats for taken in each] for name, each in times.items()}
+    speed = {
+        name: [block_bytes * batch / taken / 1e3 for taken in each] for name, each in in_us.items()
+    }
+    top, where = "copy + xxh3", f"{size} x {batch}"
+    least = TARGET_RATIO if block_bytes >= TARGET_BYTES else None
+    return [
+        *(Row(f"{where}: p50, {name}", "us", in_us[name]) for name in cases),
+        Row(f"{where}: optimistic", "GB/s", speed["optimistic"], top, speed[top], least),
+        Row(f"{where}: by Acquire", "GB/s", speed["by Acquire"], top, speed[top]),
+    ]
+
+
+def _cases(namespace: Namespace, block_bytes: int, batch: int, repeats: int) -> dict[str, Sample]:
+    """Each goes through a working set far larger than a core's caches, or through 64 batches."""
+    sets = min(max(WORKING_SET_BYTES // (block_bytes * batch), 2), 64)
+    rng = np.random.default_rng(1)
+    sources = [
+        list(rng.integers(0, 256, (batch, block_bytes), dtype=np.uint8)) for _ in range(sets)
+    ]
+    stored = [new_keys(batch) for _ in range(sets)]
+    for keys, rows in zip(stored, sources, strict=True):
+        assert namespace.put(keys, rows).committed == batch
+    targets = list(np.ones((batch, block_bytes), dtype=np.uint8))
+    turns = {name: cycle(range(sets)) for name in ("optimistic", "by Acquire", "copy")}
+
+    def get(turn: str, *, optimistic: bool) -> None:
+        for _ in range(repeats):
+            keys = stored[next(turns[turn])]
+            assert namespace.get(keys, out=targets, optimistic=optimistic).hits == batch
+
+    def copy() -> None:
+        for _ in range(repeats):
+            for target, source in zip(targets, sources[next(turns["copy"])], strict=True):
+                np.copyto(target, source)
+                xxhash.xxh3_64_intdigest(target.data)
+
+    return {
+        "optimistic": lambda: timed(lambda: get("optimistic", optimistic=True)),
+        "by Acquire": lambda: timed(lambda: get("by Acquire", optimistic=False)),
+        "copy + xxh3": lambda: timed(copy),
+    }
+
+
+# ---- hammer
+
+
+def hammered(given: argparse.Namespace) -> Report:
+    report = Report("optimistic, hammered", "none: what counts is that no read is wrong", 1)
+    with Daemon(dram=HAMMER_DRAM) as daemon, Client(daemon.address) as client:
+        namespace = bench_namespace(client, HAMMER_BYTES)
+        command = [sys.executable, "-m", "bench.optimistic", "--hammer", str(given.hammer)]
+        readers = [
+            subprocess.Popen(
+                [*command, "--reader", daemon.address, str(seed)],
+                cwd=REPOSITORY,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for seed in range(READERS)
+        ]
+        written = 0
+        for number in cycle(range(0, HAMMER_BLOCKS, 8)):
+            if all(reader.poll() is not None for reader in readers):
+                break
+            keys = [_key(number + i) for i in range(8)]
+            rows = [_content(key) for key in keys]
+            written += namespace.put(Keys.opaque(keys, unchained=True), rows).committed
+            time.sleep(0.0005)  # so that the readers find something before it is written over
+        answers = [reader.communicate()[0].split() for reader in readers]
+    reads, wrong, hits, changed, mismatched = np.array(answers, dtype=np.int64).sum(axis=0)
+    report.rows += [
+        Row("reads", "keys", [float(reads)]),
+        Row("wrong", "keys", [float(wrong)], most=0.0),
+        Row("read without a message", "keys", [float(hits)]),
+        Row("entry changed, then acquired", "keys", [float(changed)]),
+        Row("checksum differed, then acquired", "keys", [float(mismatched)]),
+        Row("written meanwhile", "keys", [float(written)]),
+    ]
+    return report
+
+
+def _read(address: str, seed: int, count: int) -> tuple[int, int, int, int, int]:
+    rng, reads, wrong = random.Random(seed), 0, 0
+    with Client(address, copy_threads=1) as client:
+        namespace = bench_namespace(client, HAMMER_BYTES)
+        while reads < count:
+            begin = rng.randrange(HAMMER_BLOCKS)
+            keys = [_key(begin + i) for i in range(rng.choice((1, 2, 32)))]
+            got = namespace.get(Keys.opaque(keys, unchained=True))
+            reads += len(keys)
+            for key, block in zip(keys, got.blocks, strict=True):
+                if block is not None and not np.array_equal(block[0], _content(key)):
+                    wrong += 1
+        seen = client.optimistic_reads()
+    return reads, wrong, seen.hits, seen.changed, seen.mismatched
+
+
+def _key(number: int) -> bytes:
+    return (number % HAMMER_BLOCKS).to_bytes(32, "big")
+
+
+_RAMP = np.arange(HAMMER_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def _content(key: bytes) -> Bytes:
+    """Every word depends on the key and on its position."""
+    return (_RAMP + np.uint64(xxhash.xxh3_64_intdigest(key))).view(np.uint8)
+
+
+if __name__ == "__main__":
+    main()

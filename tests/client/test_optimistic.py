@@ -1,0 +1,261 @@
+"""Gets without a message, from a real daemon: what they read is right, and what they may not read they acquire."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstored.client import Client, Keys, Namespace, ReadStatus
+from kvstored.pb import kvstored_pb2 as pb
+from tests.crash.blocks import content_of, is_right, spec_of
+from tests.crash.served import ROOT, Served, environment, wait_until
+
+SIZE = 16 << 10
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served"), dram="64MiB", disk="0B") as served:
+        yield served
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.address) as client:
+        yield client
+
+
+@pytest.fixture
+def namespace(client: Client) -> Iterator[Namespace]:
+    namespace = client.open_namespace(spec_of(SIZE))
+    yield namespace
+    namespace.clear()
+
+
+def put(namespace: Namespace, count: int, salt: int = 0) -> Keys:
+    keys = [(salt << 32 | n).to_bytes(32, "big") for n in range(count)]
+    size = namespace.spec.groups[0].bytes_per_block
+    assert namespace.put(Keys.opaque(keys), [content_of(key, size) for key in keys]).stored == count
+    return Keys.opaque(keys)
+
+
+def calls(client: Client) -> float:
+    counters = client.call("Stat", pb.StatRequest(), pb.StatResponse).counters
+    return sum(value for name, value in counters.items() if name.startswith("read_keys"))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 100])
+def test_a_get_without_a_message_answers_as_one_by_acquire(
+    client: Client, namespace: Namespace, count: int
+) -> None:
+    keys = put(namespace, count)
+    by_acquire = namespace.get(keys, optimistic=False)
+    got = namespace.get(keys)
+    assert client.optimistic_reads().hits == count
+    assert got.hits == count
+    assert (got.status, got.tiers, got.generations, got.miss_reason, got.corrupt) == (
+        by_acquire.status,
+        by_acquire.tiers,
+        by_acquire.generations,
+        by_acquire.miss_reason,
+        by_acquire.corrupt,
+    )
+    assert all(is_right(key, block[0]) for key, block in zip(keys, got.blocks, strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_what_is_not_shown_is_acquired_and_both_make_one_answer(
+    client: Client, namespace: Namespace, count: int
+) -> None:
+    keys = put(namespace, count)
+    missing = Keys.opaque([*keys, b"never stored".ljust(32)], unchained=True)
+    out = [np.zeros(SIZE, dtype=np.uint8) for _ in missing]
+    got = namespace.get(missing, out=out)
+    assert [block is not None for block in got.blocks] == [True] * count + [False]
+    assert (got.status[-1], got.tiers[-1], got.generations[-1]) == (ReadStatus.MISS, 255, 0)
+    assert got.miss_reason == "never-stored"
+    assert all(is_right(key, row) for key, row in zip(keys, out, strict=False))
+    reads = client.optimistic_reads()
+    assert (reads.hits, reads.absent) == (count, 1)
+
+
+def test_removed_keys_miss_at_once_for_every_client(
+    served: Served, client: Client, namespace: Namespace
+) -> None:
+    with Client(served.address) as other:
+        theirs = other.open_namespace(namespace.spec)
+        for turn in range(50):
+            keys = put(namespace, 8, salt=turn)
+            with theirs.get_view(keys):  # somebody reads it meanwhile, so its space is not free yet
+                assert theirs.get(keys).hits == 8
+                namespace.remove(keys)
+                assert theirs.get(keys).hits == 0
+        assert other.optimistic_reads().hits == 50 * 8
+
+
+def test_a_mutable_namespace_and_unverified_or_salted_reads_are_acquired(client: Client) -> None:
+    mutable = client.open_namespace(replace(spec_of(SIZE), model="mutable", mutable=True))
+    assert mutable.get(put(mutable, 4)).hits == 4
+    plain = client.open_namespace(spec_of(SIZE))
+    keys = put(plain, 4)
+    assert plain.get(keys, verify=False).hits == 4
+    assert plain.get(Keys.opaque(list(keys), extra_keys=["salt"])).hits == 0
+    assert plain.get(keys, optimistic=False).hits == 4
+    assert plain.get(keys, groups=["kv"]).hits == 4
+    assert client.optimistic_reads().hits == 0
+
+
+def test_a_client_that_wants_none_reads_by_acquire(served: Served) -> None:
+    with Client(served.address, optimistic=False) as client:
+        namespace = client.open_namespace(spec_of(SIZE))
+        keys = put(namespace, 4)
+        assert namespace.get(keys).hits == 4
+        assert client.optimistic_reads().hits == 0
+        assert namespace.get(keys, optimistic=True).hits == 4
+        assert client.optimistic_reads().hits == 4
+
+
+def test_the_daemon_hears_of_every_hit(client: Client, namespace: Namespace) -> None:
+    keys = put(namespace, 8)
+    before = calls(client)
+    for _ in range(30):
+        namespace.get(keys)
+    wait_until(lambda: calls(client) == before + 240, what="the hits are told")
+    assert client.optimistic_reads().untold == 0
+
+
+def test_bytes_that_are_not_what_was_put_are_never_answered(
+    client: Client, namespace: Namespace
+) -> None:
+    """A late writer: it may write where it likes in the segment, but not into the projection."""
+    keys = put(namespace, 8)
+    with namespace.get_view(keys) as view:
+        block = view.blocks[3]
+        assert block is not None
+        memory = np.frombuffer(block[0].base.base, dtype=np.uint8)  # the whole segment, writable
+        at = block[0].ctypes.data - memory.ctypes.data
+        memory[at + 77] ^= 1
+    got = namespace.get(keys)
+    assert [b is not None for b in got.blocks] == [True] * 3 + [False] + [True] * 4
+    assert client.optimistic_reads().mismatched == 1
+    assert got.corrupt == 1
+
+
+def test_a_child_of_a_fork_reads_by_its_own_session(client: Client, namespace: Namespace) -> None:
+    keys = put(namespace, 4)
+    assert namespace.get(keys).hits == 4
+    child = os.fork()
+    if child == 0:
+        try:
+            got = namespace.get(keys)
+            right = all(is_right(k, b[0]) for k, b in zip(keys, got.blocks, strict=True) if b)
+            fine = got.hits == 4 and right and client.optimistic_reads().hits == 4
+            os._exit(0 if fine else 1)
+        except BaseException:  # noqa: BLE001 - the child must not return into pytest
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert namespace.get(keys).hits == 4
+    assert client.optimistic_reads().hits == 8
+
+
+def test_a_projection_of_before_a_restart_is_not_asked_any_more(tmp_path: Path) -> None:
+    with Served(tmp_path, dram="64MiB", disk="0B") as served, Client(served.address) as client:
+        namespace = client.open_namespace(spec_of(SIZE))
+        keys = put(namespace, 8)
+        assert namespace.get(keys).hits == 8
+        epoch = served.kill_daemon().epoch
+        served.answered(after_epoch=epoch)
+        served.recovered()
+        with Client(served.address) as other:
+            other.open_namespace(namespace.spec).remove(keys[:4])
+        got = namespace.get(keys)
+        assert [block is not None for block in got.blocks] == [False] * 4 + [True] * 4
+        assert client.optimistic_reads().hits == 8  # what was recovered was acquired, and proved
+        assert namespace.get(keys[4:]).hits == 4
+        assert client.optimistic_reads().hits == 12
+
+
+READER = """
+import sys, time
+from itertools import count
+from kvstored.client import Client, Keys
+from tests.crash.blocks import is_right, spec_of
+import random
+address, seed, seconds, size, window = sys.argv[1], *map(int, sys.argv[2:])
+rng, wrong, reads = random.Random(seed), 0, 0
+with Client(address) as client:
+    namespace = client.open_namespace(spec_of(size))
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        begin, many = rng.randrange(window), rng.choice([1, 1, 2, 8])
+        keys = [(begin + i).to_bytes(32, "big") for i in range(many)]
+        got = namespace.get(Keys.opaque(keys, unchained=True))
+        for key, block in zip(keys, got.blocks):
+            reads += 1
+            wrong += block is not None and not is_right(key, block[0])
+    seen = client.optimistic_reads()
+    print(reads, wrong, seen.hits, seen.changed, seen.mismatched, flush=True)
+"""
+
+
+def test_readers_of_places_that_are_written_again_and_again_never_see_a_wrong_byte(
+    tmp_path: Path,
+) -> None:
+    """Four times as many blocks as there is room for are put in turn, while processes read any of them."""
+    size, window, seconds = 64 << 10, 512, 12
+    with Served(tmp_path, dram="8MiB", disk="0B") as served, Client(served.address) as client:
+        namespace = client.open_namespace(spec_of(size))
+        readers = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    READER,
+                    served.address,
+                    *map(str, (i, seconds, size, window)),
+                ],
+                env=environment(),
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(2)
+        ]
+        stop = threading.Event()
+        written = [_write(namespace, size, window, stop, readers) for _ in range(1)]
+        answers = [reader.communicate(timeout=40)[0].split() for reader in readers]
+        stop.set()
+        assert written
+        totals = np.array(answers, dtype=int).sum(axis=0)
+        reads, wrong, hits, changed, mismatched = totals.tolist()
+        assert wrong == 0
+        assert reads > 2000
+        assert hits > 500
+        assert changed + mismatched > 0, totals
+
+
+def _write(
+    namespace: Namespace,
+    size: int,
+    window: int,
+    stop: threading.Event,
+    readers: list[subprocess.Popen[str]],
+) -> int:
+    """Puts the window's blocks in turn, in small runs, as long as somebody reads."""
+    number = written = 0
+    while any(reader.poll() is None for reader in readers) and not stop.is_set():
+        keys = [((number + i) % window).to_bytes(32, "big") for i in range(4)]
+        namespace.put(Keys.opaque(keys, unchained=True), [content_of(k, size) for k in keys])
+        if number % 32 == 0:
+            namespace.remove(Keys.opaque(keys, unchained=True))
+        number += 4
+        written += 4
+        time.sleep(0)
+    return written
