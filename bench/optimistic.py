@@ -28,8 +28,8 @@ SAMPLE_BYTES, SAMPLES_MIN, SAMPLES_MAX = 512 << 20, 5, 400
 REPEATS_BELOW_BYTES, REPEATS = 256 << 10, 8
 """Gets a sample where one takes little longer than the clock does."""
 TARGET_RATIO, TARGET_BYTES = 0.9, 1 << 20
-READERS, HAMMER_DRAM, HAMMER_BLOCKS, HAMMER_BYTES = 2, "8MiB", 512, 64 << 10
-"""The arena holds a quarter of what is put and read in turn."""
+READERS, HAMMER_DRAM, HAMMER_BLOCKS, HAMMER_BYTES = 2, "16MiB", 24, 1 << 20
+"""More blocks than there is room for, put and read in turn; large ones, so that many are written over while they are copied."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,13 +124,14 @@ def hammered(given: argparse.Namespace) -> Report:
             )
             for seed in range(READERS)
         ]
-        written = 0
-        for number in cycle(range(0, HAMMER_BLOCKS, 8)):
+        written, contents = 0, _contents()
+        for number in cycle(range(0, HAMMER_BLOCKS, 2)):
             if all(reader.poll() is not None for reader in readers):
                 break
-            keys = [_key(number + i) for i in range(8)]
-            rows = [_content(key) for key in keys]
-            written += namespace.put(Keys.opaque(keys, unchained=True), rows).committed
+            keys = Keys.opaque(list(contents)[number : number + 2], unchained=True)
+            written += namespace.put(keys, [contents[key] for key in keys]).committed
+            if number % 8 == 0:
+                namespace.remove(keys)
         answers = [reader.communicate()[0].split() for reader in readers]
     reads, wrong, hits, changed, mismatched = np.array(answers, dtype=np.int64).sum(axis=0)
     report.rows += [
@@ -145,31 +146,24 @@ def hammered(given: argparse.Namespace) -> Report:
 
 
 def _read(address: str, seed: int, count: int) -> tuple[int, int, int, int, int]:
-    rng, reads, wrong = random.Random(seed), 0, 0
+    rng, reads, wrong, contents = random.Random(seed), 0, 0, _contents()
     with Client(address, copy_threads=1) as client:
         namespace = bench_namespace(client, HAMMER_BYTES)
         while reads < count:
-            begin = rng.randrange(HAMMER_BLOCKS)
-            keys = [_key(begin + i) for i in range(rng.choice((1, 2, 32)))]
+            keys = rng.sample(list(contents), rng.choice((1, 2, 6, 6)))
             got = namespace.get(Keys.opaque(keys, unchained=True))
             reads += len(keys)
             for key, block in zip(keys, got.blocks, strict=True):
-                if block is not None and not np.array_equal(block[0], _content(key)):
-                    wrong += 1
+                wrong += block is not None and not np.array_equal(block[0], contents[key])
         seen = client.optimistic_reads()
     return reads, wrong, seen.hits, seen.changed, seen.mismatched
 
 
-def _key(number: int) -> bytes:
-    return (number % HAMMER_BLOCKS).to_bytes(32, "big")
-
-
-_RAMP = np.arange(HAMMER_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
-
-
-def _content(key: bytes) -> Bytes:
-    """Every word depends on the key and on its position."""
-    return (_RAMP + np.uint64(xxhash.xxh3_64_intdigest(key))).view(np.uint8)
+def _contents() -> dict[bytes, Bytes]:
+    """What lies under each key: every word depends on the key and on its position."""
+    ramp = np.arange(HAMMER_BYTES // 8, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+    keys = [number.to_bytes(32, "big") for number in range(HAMMER_BLOCKS)]
+    return {key: (ramp + np.uint64(xxhash.xxh3_64_intdigest(key))).view(np.uint8) for key in keys}
 
 
 if __name__ == "__main__":
