@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvstored.client.channel import LocalLink, Session
-from kvstored.client.copying import Bytes, Copier, Piece
+from kvstored.client.copying import Copier, Run
 from kvstored.client.links import Glance
-from kvstored.client.projected import Found, Index
+from kvstored.client.projected import MANY, Found, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
-from kvstored.client.rows import blocks_of, outputs_of
+from kvstored.client.rows import Rows, outputs_of, privates_of
+from kvstored.client.runs import Privates, blocks_made, extent_of, runs_between
 from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
 from kvstored.core.types import TierId
 from kvstored.errors import KvstoredError
+from kvstored.wire.packing import Pieces
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
 _DRAM, _NOWHERE = int(TierId.DRAM), 255
@@ -50,40 +52,47 @@ class Optimistic:
         self.reads.absent += absent - found.odd
         if absent == len(keys):
             return None
-        hits = [length != 0 for length in lengths]
-        sizes = np.array(lengths, dtype=np.uint64).reshape(-1, 1)
-        outputs = outputs_of(sizes, hits, glance.out)
-        pieces = self._pieces(link, found, outputs, timeout_s)
-        hits = self._good(index, found, self._copier.copy_out(pieces))
+        privates, runs = self._runs(link, found, glance.out, timeout_s)
+        hits = self._good(index, found, self._copier.copy_out(runs))
         mine = keys if all(hits) else [k for k, hit in zip(keys, hits, strict=True) if hit]
         self.reads.hits += len(mine)
         if mine:
             self.reports.add(glance.digest, mine)
-        return _result(found, outputs, hits)
+        return GetResult(
+            blocks=lambda: blocks_made(privates, hits),
+            status=tuple([_HIT if hit else _MISS for hit in hits]),
+            tiers=bytes([_DRAM if hit else _NOWHERE for hit in hits]),
+            generations=tuple(found.generations),
+            miss_reason="",
+            corrupt=0,
+        )
 
-    def _pieces(
-        self,
-        link: LocalLink,
-        found: Found,
-        outputs: Sequence[Sequence[Bytes | None]],
-        timeout_s: float,
-    ) -> list[Piece]:
-        pairs = zip(found.segments, found.lengths, strict=True)
-        numbers = {segment for segment, length in pairs if length}
-        epoch = link.session.epoch
+    def _runs(
+        self, link: LocalLink, found: Found, out: Rows | None, timeout_s: float
+    ) -> tuple[Privates, list[Run]]:
+        """Private sides of what was found, and the runs that carry it there: the pieces in their order."""
+        lengths, epoch = found.lengths, link.session.epoch
+        places = [p for p in zip(found.segments, found.offsets, lengths, strict=True) if p[2]]
         segments = {
             number: self._segments.mapped(
                 number, epoch, lambda n: link.connection.segment(n, timeout_s)
             )
-            for number in numbers
+            for number in {segment for segment, _, _ in places}
         }
-        return [
-            Piece(output, (segments[segment][offset : offset + length],))
-            for (output,), segment, offset, length in zip(
-                outputs, found.segments, found.offsets, found.lengths, strict=True
-            )
-            if output is not None
-        ]
+        sizes = np.array(lengths, dtype=np.uint64).reshape(-1, 1)
+        if len(lengths) < MANY:
+            outputs = outputs_of(sizes, [length != 0 for length in lengths], out)
+            few = [output for (output,) in outputs]
+            wanted = (private for private in few if private is not None)
+            return few, [
+                Run(private, (extent_of(segments, *place),), (place[2],))
+                for private, place in zip(wanted, places, strict=True)
+            ]
+        is_there = sizes[:, 0] != 0
+        first = np.concatenate(([0], np.cumsum(is_there, dtype=np.int64)))
+        pieces = Pieces(np.array(places, dtype=np.uint64), first, sizes)
+        privates = privates_of(sizes, is_there, out)
+        return privates, runs_between(pieces, privates, segments)[1]
 
     def _good(self, index: Index, found: Found, sums: Sequence[int]) -> list[bool]:
         """Which keys were read: their entries did not change, and the copied bytes have their checksums."""
@@ -109,7 +118,7 @@ def completed(
     """What was seen, with the rest acquired."""
     if seen is None:
         return acquire(glance)
-    rest = [i for i, block in enumerate(seen.blocks) if block is None]
+    rest = [i for i, status in enumerate(seen.status) if status is not _HIT]
     if not rest:
         return seen
     got = acquire(glance.part(rest))
@@ -137,14 +146,3 @@ def _index_of(link: LocalLink, timeout_s: float) -> Index | None:
     except KvstoredError:
         # the next message tells what is wrong; until then everything is acquired
         return None
-
-
-def _result(found: Found, outputs: list[list[Bytes | None]], hits: Sequence[bool]) -> GetResult:
-    return GetResult(
-        blocks=blocks_of(outputs, hits),
-        status=tuple([_HIT if hit else _MISS for hit in hits]),
-        tiers=bytes([_DRAM if hit else _NOWHERE for hit in hits]),
-        generations=tuple(found.generations),
-        miss_reason="",
-        corrupt=0,
-    )

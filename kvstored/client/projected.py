@@ -24,7 +24,7 @@ _ENTRY = struct.Struct("<3Q16s64s3Q")
 _SEQUENCE = struct.Struct("<Q")
 _HALF = (1 << 64) - 1
 _BUCKET_BYTES = WAYS * TAG_BYTES
-_MANY = 4
+MANY = 4
 """Fewer keys are not worth the arrays."""
 _BEGIN, _END = layout.COVERED.start, layout.COVERED.stop
 
@@ -71,13 +71,13 @@ class Index:
     def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> Found:
         """Keys of one length."""
         short = digest[: layout.DIGEST_BYTES]
-        if len(keys) < _MANY:
+        if len(keys) < MANY:
             return self._found(keys, short, seed)
         return self._found_many(keys, short, seed)
 
     def unchanged(self, found: Found) -> list[bool]:
         """Whether nothing was written to each entry since it was found. After the bytes were copied."""
-        is_few = len(found.slots) < _MANY
+        is_few = len(found.slots) < MANY
         now = self._few(found.slots) if is_few else self._entries[found.slots, 0].tolist()
         return [then == sequence for then, sequence in zip(found.sequences, now, strict=True)]
 
