@@ -76,7 +76,6 @@ class LocalTransport:
         return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
 
     def close(self) -> None:
-        self._optimistic.reports.flush()
         self._optimistic.reports.close()
         self._channel.close()
         self._segments.clear()
@@ -88,9 +87,8 @@ class LocalTransport:
     def _tell_read(self, digest: bytes, keys: Sequence[bytes]) -> None:
         message = Keys(tuple(keys), unchained=True).message()
         with self._channel.link(_TELL_S) as link:
-            request = pb.TouchRequest(
-                session=link.session.token, namespace=digest, keys=message, read=True
-            )
+            session = link.session.token
+            request = pb.TouchRequest(session=session, namespace=digest, keys=message, read=True)
             link.call("Touch", request, pb.TouchResponse, _TELL_S)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
@@ -171,15 +172,13 @@ class Namespace:
 
         `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
         takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event.
-        `optimistic`: whether verified reads of plain namespaces may go without a message, where the daemon is on this host; as the
-        client says unless given. What cannot be read so is acquired.
+        `optimistic`: whether verified reads may go without a message (docs/api.md); as the client says unless given.
         """
         wait_s = self._timeout_s(timeout_s)
 
         def acquired(glance: Glance) -> GetResult:
             call = self._acquire(glance.keys, groups, shard, wait, load_deadline_s, 0)
-            full = GetCall(call.request, call.keys, call.groups, glance.out, verify)
-            return link.get(full, wait_s)
+            return link.get(replace(call, out=glance.out, verify=verify), wait_s)
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
         is_asked = self._client.optimistic if optimistic is None else optimistic

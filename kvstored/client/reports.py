@@ -57,7 +57,8 @@ class Reports:
                 self.untold += len(keys)
 
     def close(self) -> None:
-        """Nothing is taken any more. What waits was flushed before, or is dropped."""
+        """Tells what waits; nothing is taken any more."""
+        self.flush()
         self._is_closed = True
         self._wake.set()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Get = Callable[..., int]
 """(namespace, keys, buffers) to hits."""
 WAYS: dict[str, Get] = {
-    "verified": lambda space, keys, out: space.get(keys, out=out).hits,
+    "verified": lambda space, keys, out: space.get(keys, out=out, optimistic=False).hits,
     "unchecked": lambda space, keys, out: space.get(keys, out=out, verify=False).hits,
     "optimistic": lambda space, keys, out: space.get(keys, out=out, optimistic=True).hits,
     "views": lambda space, keys, _out: _viewed(space, keys),
