@@ -16,13 +16,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from bench.machine import REPOSITORY, Daemon, Report, Row, Sample, interleaved, parser, tell, timed
-from bench.throughput import bench_namespace, new_keys
+from bench.throughput import bench_namespace, new_keys, shared_memory
 from kvstored.client import Client, Keys, Namespace
 from kvstored.units import parse_size
 
 Bytes = NDArray[np.uint8]
 
-CEILING = "numpy.copyto out of another array of the same size into the same targets, and xxh3_64 of each; one thread"
+CEILING = "numpy.copyto out of a memfd mapping of the same size into the same targets, and xxh3_64 of each; one thread"
 WORKING_SET_BYTES = 192 << 20
 SAMPLE_BYTES, SAMPLES_MIN, SAMPLES_MAX = 512 << 20, 5, 400
 REPEATS_BELOW_BYTES, REPEATS = 256 << 10, 8
@@ -80,9 +80,9 @@ def _cases(namespace: Namespace, block_bytes: int, batch: int, repeats: int) -> 
     """Each goes through a working set far larger than a core's caches, or through 64 batches."""
     sets = min(max(WORKING_SET_BYTES // (block_bytes * batch), 2), 64)
     rng = np.random.default_rng(1)
-    sources = [
-        list(rng.integers(0, 256, (batch, block_bytes), dtype=np.uint8)) for _ in range(sets)
-    ]
+    shared = shared_memory(sets * batch * block_bytes)
+    shared[:] = rng.integers(0, 256, shared.size, dtype=np.uint8)
+    sources = [list(each) for each in shared.reshape(sets, batch, block_bytes)]
     stored = [new_keys(batch) for _ in range(sets)]
     for keys, rows in zip(stored, sources, strict=True):
         assert namespace.put(keys, rows).committed == batch

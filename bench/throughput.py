@@ -123,7 +123,7 @@ class _Buffers:
         total = block_bytes * batch
         source = np.random.default_rng(1).integers(0, 256, total, dtype=np.uint8)
         target = np.ones(total, dtype=np.uint8)
-        shared = _shared_memory(max(RING_BYTES // total, 1) * total)
+        shared = shared_memory(max(RING_BYTES // total, 1) * total)
         shared[:] = 1
         ring = [_cut(shared[a : a + total], batch) for a in range(0, shared.size, total)]
         return cls(_cut(source, batch), _cut(target, batch), ring)
@@ -233,7 +233,7 @@ def new_keys(count: int) -> Keys:
     return Keys.opaque([os.urandom(32) for _ in range(count)])
 
 
-def _shared_memory(size_bytes: int) -> Bytes:
+def shared_memory(size_bytes: int) -> Bytes:
     descriptor = os.memfd_create("kvstored-bench")
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)

@@ -17,7 +17,7 @@ from kvstored.client.links import (
     milliseconds,
     opened,
 )
-from kvstored.client.optimistic import completed
+from kvstored.client.optimistic import completed, seed_if_shown
 from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
 from kvstored.client.rows import (
     Rows,
@@ -30,8 +30,7 @@ from kvstored.client.rows import (
 )
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens, block_keys, root
-from kvstored.core.namespace import seed
-from kvstored.core.types import Layout, Match, NamespaceId
+from kvstored.core.types import Match
 from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
@@ -48,8 +47,7 @@ class Namespace:
         self._opened_in = session
         self.digest = facts.digest
         self.spec = facts.spec
-        layout = Layout(NamespaceId(0), self.digest, seed(self.digest), self.spec)
-        self._seed = layout.seed if layout.is_plain and not self.spec.mutable else None
+        self._seed = seed_if_shown(self.digest, self.spec)
 
     # ---- keys
 
@@ -171,8 +169,8 @@ class Namespace:
         """Private copies of what is there. `out`: writable arrays to copy into instead of new ones; what they hold counts for hits only.
 
         `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
-        takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event.
-        `optimistic`: whether verified reads may go without a message (docs/api.md); as the client says unless given.
+        takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event. `optimistic`: whether
+        verified reads may go without a message (docs/api.md); as the client says unless given.
         """
         wait_s = self._timeout_s(timeout_s)
 
@@ -181,10 +179,10 @@ class Namespace:
             return link.get(replace(call, out=glance.out, verify=verify), wait_s)
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
-        is_asked = self._client.optimistic if optimistic is None else optimistic
-        may = is_asked and verify and self._seed is not None and not keys.extra_keys and not shard
+        may = self._client.optimistic if optimistic is None else optimistic
+        may &= verify and self._seed is not None and not (keys.extra_keys or shard or groups)
         with self._link(timeout_s) as link:
-            seen = link.glance(glance, wait_s) if may and groups is None else None
+            seen = link.glance(glance, wait_s) if may else None
             return completed(glance, seen, acquired)
 
     def get_view(

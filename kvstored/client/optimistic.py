@@ -16,7 +16,8 @@ from kvstored.client.rows import Rows, outputs_of, privates_of
 from kvstored.client.runs import Privates, blocks_made, extent_of, runs_between
 from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
-from kvstored.core.types import TierId
+from kvstored.core.namespace import seed
+from kvstored.core.types import Layout, NamespaceId, NamespaceSpec, TierId
 from kvstored.errors import KvstoredError
 from kvstored.wire.packing import Pieces
 
@@ -108,6 +109,12 @@ class Optimistic:
             elif length and not is_same:
                 reads.mismatched += 1
         return good
+
+
+def seed_if_shown(digest: bytes, spec: NamespaceSpec) -> int | None:
+    """What salts the fingerprints of a namespace, None for one that the daemon never shows."""
+    layout = Layout(NamespaceId(0), digest, seed(digest), spec)
+    return layout.seed if layout.is_plain and not spec.mutable else None
 
 
 def completed(
