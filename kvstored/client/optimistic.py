@@ -71,7 +71,8 @@ class Optimistic:
     def _runs(
         self, link: LocalLink, found: Found, out: Rows | None, timeout_s: float
     ) -> tuple[Privates, list[Run]]:
-        """Private sides of what was found, and the runs that carry it there: the pieces in their order."""
+        """Private sides of what was found, and the runs that carry it there: the pieces in their order, neighbours joined where many
+        go into one array."""
         lengths, epoch = found.lengths, link.session.epoch
         places = [p for p in zip(found.segments, found.offsets, lengths, strict=True) if p[2]]
         segments = {
@@ -81,11 +82,12 @@ class Optimistic:
             for number in {segment for segment, _, _ in places}
         }
         sizes = np.array(lengths, dtype=np.uint64).reshape(-1, 1)
-        if len(lengths) < MANY:
+        is_one_array = out is None or isinstance(out, np.ndarray)
+        if len(lengths) < MANY or not is_one_array:
             outputs = outputs_of(sizes, [length != 0 for length in lengths], out)
-            few = [output for (output,) in outputs]
-            wanted = (private for private in few if private is not None)
-            return few, [
+            apart = [output for (output,) in outputs]
+            wanted = (private for private in apart if private is not None)
+            return apart, [
                 Run(private, (extent_of(segments, *place),), (place[2],))
                 for private, place in zip(wanted, places, strict=True)
             ]
