@@ -17,6 +17,7 @@ from bench.peers.__main__ import main as peers
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
     "loop": (),
+    "disk": (),
     "allocator": (),
     "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),
