@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
     "loop": (),
     "disk": (),
+    "arena": (),
     "allocator": (),
     "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),
