@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
     "optimistic": (),
     "loop": (),
+    "disk": (),
+    "arena": (),
     "allocator": (),
     "restart": ("--records", "200000"),
     "core_structures": ("--rows", "200000"),

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstored import machine
-from kvstored.cli import checks, checks_software
+from kvstored.cli import checks, checks_pages, checks_software
 from kvstored.cli.checks import Finding, Level
 from kvstored.cli.options import loaded, settings_flags
 from kvstored.cli.output import FAILED, json_option, show
@@ -21,6 +21,8 @@ _CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
     lambda config: checks.memory(config, machine.memory_limit()),
     lambda _config: checks.shared_memory(),
     checks.descriptors,
+    lambda _config: checks_pages.pages(),
+    lambda _config: checks_pages.copies(),
     checks.disk,
     checks_software.lmdb_opens,
     lambda _config: checks_software.gpu(),

@@ -1,6 +1,7 @@
 """Segments of the daemon's memory, mapped into this process.
 
-A mapping ends when nothing refers to it any more: no explicit unmap, so that closing with live views is never an error.
+A mapping ends when nothing refers to it any more: no explicit unmap, so that closing with live views is never an error. A new one is
+prefaulted in the background.
 """
 
 import mmap
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.client.prefault import Prefaulter
 from kvstored.errors import Corrupt, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 
@@ -26,6 +28,7 @@ class Segments:
         self._mapped: dict[int, Bytes] = {}
         self._by_file: dict[tuple[int, int, int], Bytes] = {}
         self._lock = threading.Lock()
+        self._prefaulter = Prefaulter()
 
     def mapped(self, segment: int, epoch: int, fetch: Fetch) -> Bytes:
         """The whole segment, writable; `fetch` asks the daemon for a descriptor of one not yet known in this epoch."""
@@ -44,6 +47,8 @@ class Segments:
         with self._lock:
             self._mapped = {}
             self._by_file = {}
+            self._prefaulter.close()
+            self._prefaulter = Prefaulter()
 
     def _map(self, segment: int, fetch: Fetch) -> Bytes:
         facts, descriptor = fetch(segment)
@@ -57,6 +62,7 @@ class Segments:
                 # The mapping's buffer holds it open; descriptors are closed at once, of which a process has few.
                 mapping = mmap.mmap(descriptor, facts.bytes, mmap.MAP_SHARED)
                 self._by_file[file] = np.frombuffer(mapping, dtype=np.uint8)
+                self._prefaulter.add(self._by_file[file])
             return self._by_file[file]
         except (OSError, ValueError) as error:
             raise Unavailable(f"segment cannot be mapped segment={segment}: {error}") from error

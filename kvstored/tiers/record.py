@@ -307,7 +307,10 @@ def unpack_place(raw: bytes) -> Place:
 
 def trimmed(place: Place, size_bytes: int) -> Place:
     """The units of `place` that the first `size_bytes` bytes touch."""
-    assert 0 < size_bytes <= place_bytes(place), "more bytes than the place has"
+    capacity_bytes = place_bytes(place)
+    assert 0 < size_bytes <= capacity_bytes, "more bytes than the place has"
+    if capacity_bytes - size_bytes < UNIT_BYTES:
+        return place
     units = -(-size_bytes // UNIT_BYTES)
     kept: list[Extent] = []
     for extent in place:

@@ -83,6 +83,8 @@ class Staged:
 def staged(piece: Views) -> Staged:
     """Aligned memory for `piece`: its own views, its ragged tail through a unit of its own, or a copy of everything."""
     views = [view for view in piece if len(view)]
+    if len(views) == 1 and len(views[0]) % UNIT_BYTES == 0 and _is_aligned(views[0]):
+        return Staged(views)  # nearly all are like this, and tiny ones come by the thousand
     ragged = len(views[-1]) % UNIT_BYTES
     inner_whole = all(len(view) % UNIT_BYTES == 0 for view in views[:-1])
     if not (inner_whole and all(_is_aligned(view) for view in views)):
@@ -103,6 +105,8 @@ def aligned(size_bytes: int) -> NDArray[np.uint8]:
 
 def jobs_of(item: int, views: Sequence[NDArray[np.uint8]], place: Place) -> list[Job]:
     """Lay aligned views onto a place of the same size."""
+    if len(views) == len(place) == 1 and len(views[0]) == place[0].units * UNIT_BYTES:
+        return [Job(item, place[0].segment, place[0].start * UNIT_BYTES, views[0])]
     jobs: list[Job] = []
     remaining = list(reversed(views))
     for extent in place:
