@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kvstored.cli.options import loaded, settings_flags
 
-PIPE_COLUMNS = 240
+PIPE_COLUMNS = 400
 
 
 @click.command()

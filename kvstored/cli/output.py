@@ -16,7 +16,7 @@ from rich.table import Table
 from kvstored import errors
 from kvstored.errors import KvstoredError
 
-PIPE_COLUMNS = 240
+PIPE_COLUMNS = 400
 """Where there is no terminal to be as wide as: tables must not be cut."""
 
 Command = Callable[..., Any]  # click passes options by name, whatever the function's signature
