@@ -8,6 +8,7 @@ from kvstored.client.client import Client
 from kvstored.client.keys import Keys
 from kvstored.client.namespace import Namespace
 from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pinned, PutResult
+from kvstored.client.scatter import Gather
 from kvstored.client.view import View
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
@@ -37,6 +38,7 @@ __all__ = [
     "Corrupt",
     "DeadlineExceeded",
     "FillStatus",
+    "Gather",
     "GetResult",
     "GroupKind",
     "GroupSpec",

@@ -25,6 +25,7 @@ PROTOCOL = 1
 CONNECTIONS_MAX = 16
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.02, 0.5
 _RELEASES_MAX = 1024
+_RIDING_MAX = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,11 @@ class Session:
     def release_later(self, lease: int) -> None:
         if lease and len(self.releases) < _RELEASES_MAX:
             self.releases.append(lease)
+
+    @property
+    def may_ride(self) -> bool:
+        """Whether few leases wait: those of views, of which a caller may leave many without another Acquire, would add up."""
+        return len(self.releases) < _RIDING_MAX
 
     def take_releases(self) -> list[int]:
         taken = []

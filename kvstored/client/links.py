@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -36,6 +36,11 @@ class PutPart:
     @property
     def groups(self) -> int:
         return len(self.sources or self.gathers) // max(self.keys, 1)
+
+    def joined(self) -> "PutPart":
+        """For a link that takes no buffers: their bytes copied into one run a piece."""
+        sources = [None if gather is None else gather.joined() for gather in self.gathers]
+        return replace(self, sources=sources, gathers=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ class Leased:
 
     session: Session
     lease: int
+    held_until_s: float
+    """By the link's clock: until then it held for sure."""
+    bytes: int
     blocks: tuple[Block | None, ...]
     status: tuple[ReadStatus, ...]
     miss_reason: str
@@ -108,6 +116,10 @@ class Link(Protocol):
     def get(self, call: GetCall, timeout_s: float) -> GetResult: ...
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased: ...
+
+    def release(self, leased: Leased, timeout_s: float) -> bool:
+        """Ends the lease; whether it held until now."""
+        ...
 
 
 class Linked(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
+from kvstored.client.carrying import Acquired, Filling, granted_fills
 from kvstored.client.channel import LocalChannel, LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Run, checksum_of
 from kvstored.client.keys import Keys
@@ -18,15 +19,20 @@ from kvstored.client.optimistic import Optimistic
 from kvstored.client.reports import Reports
 from kvstored.client.results import Blocks, GetResult, OptimisticReads
 from kvstored.client.rows import mapped_segments, privates_of, shared_runs
-from kvstored.client.runs import blocks_in_place, blocks_made, runs_between, walks_between
-from kvstored.client.scatter import Walk, gather, scatter, scatter_unchecked
+from kvstored.client.runs import (
+    Privates,
+    blocks_in_place,
+    blocks_made,
+    runs_between,
+    walks_between,
+)
+from kvstored.client.scatter import Walk, scatter, scatter_unchecked
 from kvstored.client.segments import Segments
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import (
-    U8S,
     U64S,
     PackedPieces,
     Pieces,
@@ -49,7 +55,7 @@ _COPY_LEASE_MS = 10_000
 """Lease of a copying get, beside the time of its loads. A client that falls silent after it holds nothing for longer."""
 
 _SURE_S = 0.08
-"""An unverified copy that ended so soon after its lease was asked for had it all the time: no configuration ends a lease in less than 0.1 s,
+"""An unverified copy, or a view, that ended so soon after its lease was asked for had it all the time: no configuration ends a lease in less than 0.1 s,
 the daemon counts from when it was asked, and it still lives. It tells nothing of a leased copy to anybody before; the rest are asked about."""
 
 _READ = {int(status): status for status in ReadStatus}
@@ -92,36 +98,6 @@ class LocalTransport:
             link.call("Touch", request, pb.TouchResponse, _TELL_S)
 
 
-@dataclass(frozen=True, slots=True)
-class _Acquired:
-    """An answer to Acquire, unpacked, its segments mapped."""
-
-    lease: int
-    status: U8S
-    pieces: Pieces
-    checksums: U64S
-    must_verify: U8S
-    segments: dict[int, Bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `runs` or `walks`: what carries their pieces, number `indexes`."""
-
-    status: list[FillStatus]
-    granted: list[int]
-    fills: U64S
-    indexes: list[int]
-    runs: list[Run]
-    walks: list[Walk]
-    checksums: U64S
-
-    def copy_in(self, copier: Copier) -> list[int]:
-        if self.runs:
-            return copier.copy_in(self.runs)
-        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
-
-
 class LocalDataLink:
     shares_memory = True
 
@@ -156,7 +132,7 @@ class LocalDataLink:
             part.request.session = self.session.token
         status: list[FillStatus] = []
         filling = self._filling(parts[0], self._reserve(parts[0], timeout_s), timeout_s)
-        filled: _Filling | None = None
+        filled: Filling | None = None
         for following in [*parts[1:], None]:
             reserved = self._copied(filling, filled, following, timeout_s)
             if filled is not None:
@@ -172,8 +148,8 @@ class LocalDataLink:
 
     def _copied(
         self,
-        filling: "_Filling",
-        before: "_Filling | None",
+        filling: Filling,
+        before: Filling | None,
         after: PutPart | None,
         timeout_s: float,
     ) -> pb.ReserveResponse:
@@ -200,14 +176,14 @@ class LocalDataLink:
         except BaseException:
             self._abort(filling.fills, timeout_s)
             if after is not None and answer.HasField("next"):
-                self._abort(_granted_fills(answer.next, after.keys), timeout_s)
+                self._abort(granted_fills(answer.next, after.keys), timeout_s)
             raise
         return answer.next
 
-    def _filling(self, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float) -> "_Filling":
+    def _filling(self, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float) -> Filling:
         """What was reserved, mapped: a segment's descriptor has to be asked for before the next call is under way."""
         status = [_FILL[s] for s in unpack_u8(reserved.status, "status", part.keys).tolist()]
-        fills = _granted_fills(reserved, part.keys)
+        fills = granted_fills(reserved, part.keys)
         indexes: list[int] = []
         runs: list[Run] = []
         walks: list[Walk] = []
@@ -225,9 +201,9 @@ class LocalDataLink:
                 raise
         granted = [i for i, s in enumerate(status) if s is FillStatus.GRANTED]
         checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
-        return _Filling(status, granted, fills, indexes, runs, walks, checksums)
+        return Filling(status, granted, fills, indexes, runs, walks, checksums)
 
-    def _commit_request(self, filled: "_Filling") -> pb.CommitRequest:
+    def _commit_request(self, filled: Filling) -> pb.CommitRequest:
         by_key = filled.checksums.reshape(len(filled.status), -1)
         return pb.CommitRequest(
             session=self.session.token,
@@ -235,7 +211,7 @@ class LocalDataLink:
             checksums=pack_u64(by_key[filled.granted]),
         )
 
-    def _settle(self, filled: "_Filling", answer: pb.CommitResponse) -> None:
+    def _settle(self, filled: Filling, answer: pb.CommitResponse) -> None:
         outcome = unpack_u8(answer.status, "status", len(filled.granted))
         for i, s in zip(filled.granted, outcome.tolist(), strict=True):
             filled.status[i] = _FILL[s]
@@ -268,7 +244,7 @@ class LocalDataLink:
         try:
             acquired = self._unpacked(call, answer, timeout_s)
             is_verified = call.verify or bool(answer.must_verify.strip(b"\0"))
-            bad, blocks = self._copied_out(call, acquired, is_verified)
+            bad, indexes, blocks = self._copied_out(call, acquired, is_verified)
         except BaseException:
             self.session.release_later(answer.lease)
             raise
@@ -285,7 +261,7 @@ class LocalDataLink:
             status[bad] = ReadStatus.MISS
         told = status.tolist()
         count = call.keys
-        return GetResult(
+        result = GetResult(
             blocks=lambda: blocks([s == ReadStatus.HIT for s in told]),
             status=tuple([_READ[s] for s in told]),
             tiers=answer.tiers,
@@ -296,31 +272,33 @@ class LocalDataLink:
             corrupt=len(bad),
             verified=is_verified,
         )
+        return result.into_buffers(indexes, call.groups) if call.gathers else result
 
     def _copied_out(
-        self, call: GetCall, acquired: _Acquired, is_verified: bool
-    ) -> tuple[NDArray[np.intp], Callable[[list[bool]], Blocks]]:
-        """Keys that did not verify, and what makes the blocks."""
+        self, call: GetCall, acquired: Acquired, is_verified: bool
+    ) -> tuple[NDArray[np.intp], list[int], Callable[[list[bool]], Blocks]]:
+        """Keys that did not verify, the pieces that were copied, and what makes blocks of them."""
         pieces, segments, copier = acquired.pieces, acquired.segments, self._copier
         if call.gathers:
             indexes, walks = walks_between(pieces, call.gathers, segments, call.ranges)
             sizes = [walk.gather.size for walk in walks]
             found = copier.spread_out(walks, scatter if is_verified else scatter_unchecked, sizes)
-            blocks = partial(_into_buffers, call.groups)
+            privates: Privates = ()
         else:
             privates = privates_of(pieces.sizes, acquired.status == ReadStatus.HIT, call.out)
             indexes, runs = runs_between(pieces, privates, segments)
             found = copier.copy_out(runs) if is_verified else copier.copy_out_unchecked(runs)
-            blocks = partial(blocks_made, privates)
+        blocks = partial(blocks_made, privates)
         if not is_verified:
-            return np.empty(0, dtype=np.intp), blocks
+            return np.empty(0, dtype=np.intp), indexes, blocks
         wrong = np.array(found, dtype=np.uint64) != acquired.checksums[indexes]
         if not wrong.any():
-            return np.empty(0, dtype=np.intp), blocks
-        return np.unique(np.array(indexes, dtype=np.intp)[wrong] // call.groups), blocks
+            return np.empty(0, dtype=np.intp), indexes, blocks
+        return np.unique(np.array(indexes, dtype=np.intp)[wrong] // call.groups), indexes, blocks
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased:
         """Acquire without copying. A piece in several extents is copied: an array has one run of memory."""
+        asked_s = self._clock.elapsed_s()
         answer = self._acquire(call, timeout_s)
         try:
             acquired = self._unpacked(call, answer, timeout_s)
@@ -338,9 +316,28 @@ class LocalDataLink:
                 for s, hit in zip(acquired.status.tolist(), hits.tolist(), strict=True)
             ]
         )
-        return Leased(self.session, answer.lease, blocks, status, answer.miss_reason)
+        sure_s = min(call.request.lease_ttl_ms / 1250 or _SURE_S, _SURE_S)
+        return Leased(
+            session=self.session,
+            lease=answer.lease,
+            held_until_s=asked_s + sure_s,
+            bytes=int(acquired.pieces.sizes.sum()),
+            blocks=blocks,
+            status=status,
+            miss_reason=answer.miss_reason,
+        )
 
-    def _corrupt(self, acquired: _Acquired, groups: int, checked: BoolS) -> BoolS:
+    def release(self, leased: Leased, timeout_s: float) -> bool:
+        """Rides on the next Acquire where the lease held for sure and is not much; else the daemon is asked."""
+        is_sure = (
+            self._clock.elapsed_s() < leased.held_until_s and self._link.connection.is_reusable
+        )
+        if is_sure and leased.bytes <= _RIDING_BYTES_MAX and self.session.may_ride:
+            self.session.release_later(leased.lease)
+            return True
+        return not self._was_lost(leased.lease, timeout_s)
+
+    def _corrupt(self, acquired: Acquired, groups: int, checked: BoolS) -> BoolS:
         """Keys of which a piece does not verify where it lies."""
         corrupt = np.zeros(len(checked), dtype=np.bool_)
         for i, checksum in enumerate(acquired.checksums.tolist()):
@@ -361,12 +358,12 @@ class LocalDataLink:
                 self.session.release_later(lease)
             raise
 
-    def _unpacked(self, call: GetCall, answer: pb.AcquireResponse, timeout_s: float) -> _Acquired:
+    def _unpacked(self, call: GetCall, answer: pb.AcquireResponse, timeout_s: float) -> Acquired:
         packed = PackedPieces(answer.extent_counts, answer.extents, answer.sizes)
         pieces = unpack_pieces(packed, call.keys, call.groups)
         checksums = unpack_table(answer.checksums, "checksums", call.keys, call.groups)
         must_verify = answer.must_verify or bytes(call.keys)
-        return _Acquired(
+        return Acquired(
             lease=answer.lease,
             status=unpack_u8(answer.status, "status", call.keys),
             pieces=pieces,
@@ -387,14 +384,3 @@ class LocalDataLink:
             return self._link.connection.segment(segment, timeout_s)
 
         return mapped_segments(self._segments, pieces, self.session.epoch, fetch)
-
-
-def _granted_fills(reserved: pb.ReserveResponse, keys: int) -> U64S:
-    fills = unpack_u64(reserved.fills, "fills", keys)
-    granted: U64S = fills[fills != 0]
-    return granted
-
-
-def _into_buffers(groups: int, good: list[bool]) -> Blocks:
-    """The bytes are in the caller's buffers: there are no arrays to give."""
-    return tuple((None,) * groups if is_good else None for is_good in good)

@@ -1,94 +1,40 @@
 """The calls of one open namespace."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvstored.client.channel import Session
-from kvstored.client.copying import Bytes
-from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
-from kvstored.client.links import (
-    GetCall,
-    Glance,
-    Leased,
-    Link,
-    Linked,
-    PutPart,
-    milliseconds,
-    opened,
-)
+from kvstored.client.keys import Keys, checked
+from kvstored.client.links import GetCall, Glance, Leased, Linked, PutPart, milliseconds
+from kvstored.client.namespace_calls import NamespaceCalls
 from kvstored.client.optimistic import completed, seed_if_shown
-from kvstored.client.results import GetResult, Job, Located, OpenedNamespace, Pinned, PutResult
+from kvstored.client.results import GetResult, OpenedNamespace, PutResult
 from kvstored.client.rows import (
     Rows,
     Selection,
+    Sized,
     parts_of,
     selection_of,
     sizes_of,
     sources_of,
     worth_storing,
 )
+from kvstored.client.scatter import BufferRow, Ranges, gathers_of, ranges_of, scattered
 from kvstored.client.view import View
-from kvstored.core.keys import Tokens, block_keys, root
-from kvstored.core.types import Match
 from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.wire.packing import pack_u64, unpack_u8, unpack_u64
+from kvstored.wire.packing import pack_u64
 
 
-class Namespace:
+class Namespace(NamespaceCalls):
     """A namespace of one client: thread-safe, and open again by itself after the daemon was restarted.
 
     Times out like the client unless `timeout_s` is given. Where a call takes keys, at most 4,096.
     """
 
     def __init__(self, client: Linked, facts: OpenedNamespace, session: Session) -> None:
-        self._client = client
-        self._opened_in = session
-        self.digest = facts.digest
-        self.spec = facts.spec
+        super().__init__(client, facts, session)
         self._seed = seed_if_shown(self.digest, self.spec)
-
-    # ---- keys
-
-    def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
-        """Keys of all blocks of a sequence from its first token; the last block may be partial.
-
-        `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
-        """
-        made = block_keys(
-            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
-        )
-        last_valid_tokens = len(tokens) % self.spec.block_tokens
-        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
-
-    def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
-        with self._link(timeout_s) as link:
-            request = pb.MatchRequest(
-                namespace=self.digest,
-                keys=checked(keys).message(),
-                last_valid_tokens=keys.last_valid_tokens,
-                session=link.session.token,
-            )
-            answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
-        hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
-        return Match(
-            hit_blocks=answer.hit_blocks,
-            hit_tokens=answer.hit_tokens,
-            checkpoint_tokens=answer.checkpoint_tokens,
-            replay_tokens=answer.replay_tokens,
-            tier_blocks=(hbm, dram, nvme, remote),
-            miss_reason=answer.miss_reason,
-        )
-
-    def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:
-        request = pb.LocateRequest(namespace=self.digest, keys=checked(keys).message())
-        with self._link(timeout_s) as link:
-            answer = link.call("Locate", request, pb.LocateResponse, self._timeout_s(timeout_s))
-        return Located(
-            tuple(unpack_u8(answer.tiers, "tiers", len(keys)).tolist()),
-            tuple(unpack_u64(answer.generations, "generations", len(keys)).tolist()),
-        )
 
     # ---- bytes
 
@@ -113,6 +59,7 @@ class Namespace:
         selection = selection_of(self.spec, groups)
         given = sources_of(rows, keys, selection)
         sources = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
+        g = len(selection.groups)
         parts = [
             PutPart(
                 self._reserve(
@@ -127,13 +74,59 @@ class Namespace:
                 sources[a * g : b * g],
                 b - a,
             )
-            for g in (len(selection.groups),)
             for a, b in parts_of(sources, g)
         ]
         if not parts:
             return PutResult(())
         with self._link(timeout_s) as link:
             return PutResult(tuple(link.put(parts, self._timeout_s(timeout_s))))
+
+    def put_from(
+        self,
+        keys: Keys,
+        buffers: Sequence[BufferRow],
+        *,
+        groups: Sequence[str] | None = None,
+        shard: int = 0,
+        ends_path: bool = True,
+        request_id: bytes = b"",
+        fill_ttl_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> PutResult:
+        """As `put`, of blocks that lie in several arrays each: one list of arrays a key, in the order of the piece's bytes, strided or not.
+
+        They go to the daemon's memory without being joined first; from another host they are joined, 64 MiB at a time.
+        """
+        selection = selection_of(self.spec, groups)
+        g = len(selection.groups)
+        given = gathers_of(buffers, len(checked(keys)), g, writable=False)
+        gathers = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
+        parts = [
+            PutPart(
+                self._reserve(
+                    keys[a:b],
+                    gathers[a * g : b * g],
+                    selection,
+                    shard,
+                    ends_path=ends_path,
+                    request_id=request_id,
+                    fill_ttl_s=fill_ttl_s,
+                ),
+                (),
+                b - a,
+                gathers=gathers[a * g : b * g],
+            )
+            for a, b in parts_of(gathers, g)
+        ]
+        if not parts:
+            return PutResult(())
+        wait_s = self._timeout_s(timeout_s)
+        with self._link(timeout_s) as link:
+            if link.shares_memory:
+                return PutResult(tuple(link.put(parts, wait_s)))
+            return PutResult(
+                tuple([s for part in parts for s in link.put([part.joined()], wait_s)])
+            )
 
     def replace_if(
         self,
@@ -185,6 +178,37 @@ class Namespace:
             seen = link.glance(glance, wait_s) if may else None
             return completed(glance, seen, acquired)
 
+    def get_into(
+        self,
+        keys: Keys,
+        buffers: Sequence[BufferRow],
+        *,
+        groups: Sequence[str] | None = None,
+        shard: int = 0,
+        ranges: Ranges | None = None,
+        verify: bool = True,
+        wait: bool = True,
+        load_deadline_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> GetResult:
+        """As `get`, into several writable arrays a block: one list a key, whose bytes are exactly those of the piece, in its order.
+
+        `ranges`: only these bytes of every piece, a run of layers say; a buffer ends where a range does. With `verify` the rest is hashed
+        in place, without it nothing else is read. `filled` tells which pieces came; buffers of the others hold anything. Raises
+        InvalidArgument before the first byte is copied where sizes do not match. From another host whole pieces travel, and are copied once more.
+        """
+        selection = selection_of(self.spec, groups)
+        gathers = gathers_of(buffers, len(checked(keys)), len(selection.groups), writable=True)
+        wanted = ranges_of(ranges)
+        call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
+        wait_s = self._timeout_s(timeout_s)
+        with self._link(timeout_s) as link:
+            if link.shares_memory:
+                into = replace(call, verify=verify, gathers=gathers, ranges=wanted)
+                return link.get(into, wait_s)
+            found = link.get(replace(call, verify=verify), wait_s)
+        return scattered(found, gathers, wanted)
+
     def get_view(
         self,
         keys: Keys,
@@ -204,135 +228,12 @@ class Namespace:
             leased = link.lease(full, self._timeout_s(timeout_s))
         return View(leased, release=self._released, renew=self._renewed)
 
-    # ---- keeping
-
-    def pin(
-        self, keys: Keys, *, ttl_s: int, hard: bool = False, timeout_s: float | None = None
-    ) -> Pinned:
-        """Keeps the readable blocks and their ancestors for `ttl_s`. The pin is the tenant's, it outlives the session.
-
-        `hard`: also where nothing else can be evicted. It keeps blocks in the tier where they are: `prefetch` first what is to stay in DRAM.
-        """
-        with self._link(timeout_s) as link:
-            request = pb.PinRequest(
-                session=link.session.token,
-                namespace=self.digest,
-                keys=checked(keys).message(),
-                strength=pb.HARD if hard else pb.SOFT,
-                ttl_s=ttl_s,
-            )
-            answer = link.call("Pin", request, pb.PinResponse, self._timeout_s(timeout_s))
-        return Pinned(answer.pin, answer.blocks, answer.bytes)
-
-    def unpin(self, pin: int, *, timeout_s: float | None = None) -> bool:
-        with self._link(timeout_s) as link:
-            request = pb.UnpinRequest(pin=pin)
-            return link.call("Unpin", request, pb.UnpinResponse, self._timeout_s(timeout_s)).found
-
-    def prefetch(
-        self,
-        keys: Keys,
-        *,
-        tier: str = "dram",
-        deadline_s: float = 0,
-        timeout_s: float | None = None,
-    ) -> Job:
-        """Starts loading into the tier, best effort; the job ends in an event."""
-        with self._link(timeout_s) as link:
-            request = pb.PrefetchRequest(
-                session=link.session.token,
-                namespace=self.digest,
-                keys=checked(keys).message(),
-                tier=tier,
-                deadline_ms=milliseconds(deadline_s),
-            )
-            answer = link.call("Prefetch", request, pb.PrefetchResponse, self._timeout_s(timeout_s))
-        return Job(answer.job, answer.blocks)
-
-    def touch(self, keys: Keys, *, timeout_s: float | None = None) -> int:
-        """Counts as a use; the blocks that were there."""
-        with self._link(timeout_s) as link:
-            request = pb.TouchRequest(
-                session=link.session.token, namespace=self.digest, keys=checked(keys).message()
-            )
-            return link.call("Touch", request, pb.TouchResponse, self._timeout_s(timeout_s)).blocks
-
-    def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
-        """Forgets blocks in every tier; how many there were."""
-        request = pb.RemoveRequest(namespace=self.digest, keys=checked(keys).message())
-        with self._link(timeout_s) as link:
-            return link.call(
-                "Remove", request, pb.RemoveResponse, self._timeout_s(timeout_s)
-            ).blocks
-
-    def clear(self, *, timeout_s: float | None = None) -> int:
-        """Forgets every block of the namespace; how many there were."""
-        request = pb.ClearRequest(namespace=self.digest)
-        with self._link(timeout_s) as link:
-            return link.call("Clear", request, pb.ClearResponse, self._timeout_s(timeout_s)).blocks
-
-    # ---- the life of a request
-
-    def begin_request(
-        self, keys: Keys, *, request_id: bytes = b"", timeout_s: float | None = None
-    ) -> bytes:
-        """A running request claims the path of these keys until it completes or this session ends; its id."""
-        with self._link(timeout_s) as link:
-            request = pb.BeginRequestRequest(
-                session=link.session.token,
-                namespace=self.digest,
-                keys=checked(keys).message(),
-                request_id=request_id,
-            )
-            timeout_s = self._timeout_s(timeout_s)
-            answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)
-        return answer.request_id
-
-    def extend_request(
-        self, request_id: bytes, keys: Keys, *, timeout_s: float | None = None
-    ) -> int:
-        """The request's path grew by these keys; blocks on it now."""
-        with self._link(timeout_s) as link:
-            request = pb.ExtendRequestRequest(
-                session=link.session.token, request_id=request_id, keys=checked(keys).message()
-            )
-            timeout_s = self._timeout_s(timeout_s)
-            return link.call("ExtendRequest", request, pb.ExtendRequestResponse, timeout_s).blocks
-
-    def complete_request(
-        self, request_id: bytes, *, discard: bool = False, timeout_s: float | None = None
-    ) -> int:
-        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped."""
-        with self._link(timeout_s) as link:
-            request = pb.CompleteRequestRequest(
-                session=link.session.token,
-                request_id=request_id,
-                outcome=pb.DISCARD if discard else pb.CACHE,
-            )
-            answer = link.call(
-                "CompleteRequest", request, pb.CompleteRequestResponse, self._timeout_s(timeout_s)
-            )
-        return answer.dropped_blocks
-
     # ---- inside
-
-    def _timeout_s(self, timeout_s: float | None) -> float:
-        return self._client.timeout_s if timeout_s is None else timeout_s
-
-    @contextmanager
-    def _link(self, timeout_s: float | None) -> Iterator[Link]:
-        """A link in whose session the namespace is open."""
-        with self._client.link(timeout_s) as link:
-            if link.session is not self._opened_in:
-                facts = opened(link, self.spec, self._timeout_s(timeout_s), supersede=False)
-                assert facts.digest == self.digest, "a specification has one digest"
-                self._opened_in = link.session
-            yield link
 
     def _reserve(
         self,
         keys: Keys,
-        sources: Sequence[Bytes | None],
+        sources: Sequence[Sized | None],
         selection: Selection,
         shard: int,
         *,
@@ -378,11 +279,7 @@ class Namespace:
             with self._client.link(None) as link:
                 if link.session is not leased.session:
                     return False
-                request = pb.ReleaseRequest(
-                    session=link.session.token, leases=pack_u64([leased.lease])
-                )
-                answer = link.call("Release", request, pb.ReleaseResponse, self._client.timeout_s)
-            return not any(answer.lost)
+                return link.release(leased, self._client.timeout_s)
         except KvstoredError as error:
             raise LeaseLost(f"whether the lease held is not known: {error}") from error
 

@@ -1,6 +1,6 @@
 """What calls of a client answer. A miss, a block that is there already, a full store: results, not errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +40,20 @@ class GetResult:
     """What a get found; `blocks` is made when first asked for.
 
     `tiers`: the tier that each was read from, 255 for a miss. `corrupt`: hits that did not verify and are misses here. `verified`:
-    whether every hit was checked against its checksum.
+    whether every hit was checked against its checksum. `filled`: of `get_into`, one tuple a key: per selected group, whether its piece
+    is in the buffers that were given for it.
     """
 
-    __slots__ = ("_blocks", "corrupt", "generations", "miss_reason", "status", "tiers", "verified")
+    __slots__ = (
+        "_blocks",
+        "corrupt",
+        "filled",
+        "generations",
+        "miss_reason",
+        "status",
+        "tiers",
+        "verified",
+    )
 
     def __init__(
         self,
@@ -55,6 +65,7 @@ class GetResult:
         miss_reason: str,
         corrupt: int,
         verified: bool = True,
+        filled: tuple[tuple[bool, ...], ...] = (),
     ) -> None:
         self._blocks = blocks
         self.status = status
@@ -63,10 +74,28 @@ class GetResult:
         self.miss_reason = miss_reason
         self.corrupt = corrupt
         self.verified = verified
+        self.filled = filled
+
+    def into_buffers(self, pieces: Collection[int], groups: int) -> "GetResult":
+        """The same as the answer of `get_into`: these pieces are in the caller's buffers, those of hits count."""
+        there = set(pieces)
+        return GetResult(
+            blocks=(),
+            status=self.status,
+            tiers=self.tiers,
+            generations=self.generations,
+            miss_reason=self.miss_reason,
+            corrupt=self.corrupt,
+            verified=self.verified,
+            filled=tuple(
+                tuple([s is ReadStatus.HIT and i * groups + g in there for g in range(groups)])
+                for i, s in enumerate(self.status)
+            ),
+        )
 
     @property
     def blocks(self) -> Blocks:
-        """One a key, None for a miss; private. Arrays of one get share one allocation."""
+        """One a key, None for a miss; private. Arrays of one get share one allocation. Nothing where buffers were given."""
         if not isinstance(self._blocks, tuple):
             self._blocks = self._blocks()
         return self._blocks

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,16 @@ Array = NDArray[np.generic]
 Row = Array | bytes | bytearray | memoryview | Sequence[Array | None]
 """One block: an array (or buffer) where one group is selected, else one array a selected group, None where nothing is put."""
 Rows = Sequence[Row] | Array
+
+
+class Sized(Protocol):
+    """The bytes of a piece, an array or a list of buffers."""
+
+    @property
+    def size(self) -> int: ...
+
+
+Source = TypeVar("Source", bound=Sized)
 
 _BYTE = np.dtype(np.uint8)
 _PART_BYTES_MAX = 64 << 20
@@ -72,13 +83,13 @@ def sources_of(rows: Rows, keys: Keys, selection: Selection) -> list[Bytes | Non
 
 
 def worth_storing(
-    sources: Sequence[Bytes | None],
+    sources: Sequence[Source | None],
     spec: NamespaceSpec,
     selection: Selection,
     keys: Keys,
     *,
     ends_path: bool,
-) -> list[Bytes | None]:
+) -> list[Source | None]:
     """None for the window and state pieces that no future hit can consume under the namespace's checkpoint policy."""
     if keys.unchained or all(spec.groups[group].is_required for group in selection.groups):
         return list(sources)
@@ -89,11 +100,11 @@ def worth_storing(
     return [source if is_kept else None for source, is_kept in zip(sources, flat, strict=True)]
 
 
-def sizes_of(sources: Sequence[Bytes | None]) -> list[int]:
+def sizes_of(sources: Sequence[Sized | None]) -> list[int]:
     return [0 if source is None else source.size for source in sources]
 
 
-def parts_of(sources: Sequence[Bytes | None], groups: int) -> Iterator[tuple[int, int]]:
+def parts_of(sources: Sequence[Sized | None], groups: int) -> Iterator[tuple[int, int]]:
     """Runs of keys of at most _PART_BYTES_MAX each, or of one key."""
     start, run_bytes = 0, 0
     sizes = sizes_of(sources)

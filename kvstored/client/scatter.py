@@ -1,11 +1,12 @@
-"""A piece of a block spread over several arrays of the caller: the layers of an engine's paged KV cache, filled without a copy in between.
+"""A piece of a block spread over several arrays of the caller: the layers of an engine's paged KV cache, filled without a copy in memory between.
 
-A piece is walked in order of its bytes: what belongs to an array is copied and hashed there, step by step while it is in the core's cache; what
-lies outside the wanted ranges is only hashed, in place. So a part of a piece verifies as the whole: its private bytes have the checksum.
+A piece is walked in order of its bytes. Large runs go straight; small and strided parts go by a buffer that stays in the core's cache, where
+they are hashed at once. What lies outside the wanted ranges is only hashed, in place: so a part of a piece verifies as the whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,28 +14,34 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvstored.client.copying import STEP_BYTES, Bytes
+from kvstored.client.results import GetResult
 from kvstored.errors import InvalidArgument
 
 Array = NDArray[np.generic]
 Buffer = Array | bytes | bytearray | memoryview
-Buffers = Buffer | Sequence[Buffer]
-"""Of one piece: its bytes in order, in one array or several, each of which may be strided."""
-BufferRow = Buffers | Sequence[Buffers | None]
-"""Of one block: the buffers of its piece where one group is selected, else one such list a selected group, None for nothing."""
 Ranges = Sequence[tuple[int, int]]
 """(offset, length) in bytes of a piece, ascending, apart."""
 
-_RUN_BYTES_MIN = 256
-"""Strided arrays with shorter runs of memory are copied by numpy's strides instead of run by run."""
+_BYTE = np.dtype(np.uint8)
+_STRAIGHT_BYTES = 64 << 10
+"""Runs of at least this are copied and hashed where they lie; the calls for smaller ones cost more than a second copy in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Parts of one piece, in order: bytes in one run, or an array that stays strided."""
+    """Where one piece lies in private memory. Made once for memory that stays, as an engine's pages do, it spares each call the looking.
+
+    `parts`: bytes in one run, or an array that stays strided. `ends`: of the caller's arrays, in bytes; a range ends where one does.
+    """
 
     parts: tuple[Array, ...]
     ends: tuple[int, ...]
-    """Of the caller's buffers, in bytes: a range ends where a buffer does."""
+    is_writable: bool
+
+    @staticmethod
+    def of(buffers: "Buffer | Sequence[Buffer]") -> "Gather":
+        """The arrays in the order of the piece's bytes, each in the C order of its elements."""
+        return _gather(buffers)
 
     @property
     def size(self) -> int:
@@ -42,8 +49,16 @@ class Gather:
 
     def joined(self) -> Bytes:
         """A copy in one run, for where there is no memory to share."""
-        flat = [np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in self.parts]
-        return np.concatenate(flat) if flat else np.empty(0, dtype=np.uint8)
+        memory = np.empty(self.size, dtype=np.uint8)
+        _collect(self.parts, memory)
+        return memory
+
+
+Buffers = Gather | Buffer | Sequence[Buffer]
+"""Of one piece: its bytes in order, in one array or several, each of which may be strided."""
+BufferRow = Buffers | Sequence[Buffers | None] | None
+"""Of one block: the buffers of its piece where one group is selected, else one such list a selected group, None for nothing."""
+_BUFFERS = (np.ndarray, bytes, bytearray, memoryview)
 
 
 class Walk(NamedTuple):
@@ -54,6 +69,18 @@ class Walk(NamedTuple):
     ranges: tuple[tuple[int, int], ...] | None
 
 
+class _Stretch(NamedTuple):
+    """Parts that follow each other without a gap: one that goes straight, or some that go by the cache."""
+
+    start: int
+    size: int
+    parts: tuple[Array, ...]
+
+    @property
+    def is_straight(self) -> bool:
+        return len(self.parts) == 1 and self.parts[0].flags.c_contiguous
+
+
 def gathers_of(
     rows: Sequence[BufferRow], keys: int, groups: int, *, writable: bool
 ) -> list[Gather | None]:
@@ -62,10 +89,14 @@ def gathers_of(
         raise InvalidArgument(f"one row of buffers a key rows={len(rows)} keys={keys}")
     found: list[Gather | None] = []
     for row in rows:
-        lists = (row,) if groups == 1 else row
-        if isinstance(lists, np.ndarray | bytes | bytearray | memoryview) or len(lists) != groups:
+        lists: object = (row,) if groups == 1 else row
+        if not isinstance(lists, Sequence) or isinstance(lists, _BUFFERS) or len(lists) != groups:
             raise InvalidArgument(f"one list of buffers a selected group groups={groups}")
-        found += [None if each is None else _gather(each, writable=writable) for each in lists]
+        for given in lists:
+            made = given if given is None or isinstance(given, Gather) else _gather(given)
+            if writable and made is not None and not made.is_writable:
+                raise InvalidArgument(f"a buffer to read into is not writable key={len(found)}")
+            found.append(made)
     return found
 
 
@@ -79,6 +110,8 @@ def ranges_of(given: Ranges | None) -> tuple[tuple[int, int], ...] | None:
                 f"ranges are ascending and apart: offset={offset} length={length} end_before={end}"
             )
         end = offset + length
+    if not given:
+        raise InvalidArgument("ranges without a range: leave them out for all of a piece")
     return tuple((int(offset), int(length)) for offset, length in given)
 
 
@@ -110,11 +143,19 @@ def scatter(walk: Walk) -> list[int]:
     """Shared to private, and the checksum of the piece as the private side has it."""
     hasher = xxhash.xxh3_64()
     at = 0
-    for part, start in _placed(walk):
-        for skipped in _between(walk.shared, at, start):
+    for stretch in _stretches(walk):
+        for skipped in _between(walk.shared, at, stretch.start):
             hasher.update(skipped.data)
-        at = start + part.nbytes
-        _part_out(part, walk.shared, start, hasher)
+        at = stretch.start + stretch.size
+        runs = _between(walk.shared, stretch.start, at)
+        if stretch.is_straight:
+            for private, run in _beside(stretch.parts[0].view(np.uint8), runs):
+                np.copyto(private, run)
+                hasher.update(private.data)
+        else:
+            private = np.concatenate(runs)
+            hasher.update(private.data)
+            _distribute(private, stretch.parts)
     for skipped in _between(walk.shared, at, sum(extent.size for extent in walk.shared)):
         hasher.update(skipped.data)
     return [hasher.intdigest()]
@@ -122,56 +163,75 @@ def scatter(walk: Walk) -> list[int]:
 
 def scatter_unchecked(walk: Walk) -> list[int]:
     """Shared to private; reads nothing outside the ranges."""
-    for part, start in _placed(walk):
-        _part_out(part, walk.shared, start, None)
+    whole = walk.shared[0] if len(walk.shared) == 1 else None
+    for stretch in _stretches(walk):
+        end = stretch.start + stretch.size
+        if whole is not None:
+            _distribute(whole[stretch.start : end], stretch.parts)
+        else:
+            _distribute(np.concatenate(_between(walk.shared, stretch.start, end)), stretch.parts)
     return []
 
 
 def gather(walk: Walk) -> list[int]:
     """Private to shared, and the checksum of the private side."""
     hasher = xxhash.xxh3_64()
-    for part, start in _placed(walk):
-        source, done = np.ascontiguousarray(part).reshape(-1).view(np.uint8), 0
-        for shared in _between(walk.shared, start, start + part.nbytes):
-            private = source[done : done + shared.size]
-            np.copyto(shared, private)
+    for stretch in _stretches(walk):
+        if stretch.is_straight:
+            source = stretch.parts[0].view(np.uint8)
+        else:
+            source = np.empty(stretch.size, dtype=_BYTE)
+            _collect(stretch.parts, source)
+        runs = _between(walk.shared, stretch.start, stretch.start + stretch.size)
+        for private, run in _beside(source, runs):
+            np.copyto(run, private)
             hasher.update(private.data)
-            done += shared.size
     return [hasher.intdigest()]
 
 
-def _part_out(
-    part: Array, shared: tuple[Bytes, ...], start: int, hasher: "xxhash.xxh3_64 | None"
-) -> None:
-    if not part.flags.c_contiguous:
-        runs = list(_between(shared, start, start + part.nbytes))
-        source = runs[0] if len(runs) == 1 else np.concatenate(runs)
-        np.copyto(part, source.view(part.dtype).reshape(part.shape))
-        if hasher is not None:
-            hasher.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-        return
-    private, done = part.view(np.uint8), 0
-    for run in _between(shared, start, start + part.nbytes):
-        target = private[done : done + run.size]
-        np.copyto(target, run)
-        if hasher is not None:
-            hasher.update(target.data)
-        done += run.size
+def scattered(
+    found: GetResult, gathers: Sequence[Gather | None], ranges: tuple[tuple[int, int], ...] | None
+) -> GetResult:
+    """A get that came in arrays of its own, copied into the buffers. All are checked before the first byte is copied."""
+    walks: list[Walk] = []
+    indexes: list[int] = []
+    groups = len(gathers) // max(len(found.status), 1)
+    for i, block in enumerate(found.blocks):
+        for group, array in enumerate(block or ()):
+            buffers = gathers[i * groups + group]
+            if array is not None and buffers is not None:
+                walks.append(walk_of((array,), buffers, ranges))
+                indexes.append(i * groups + group)
+    for walk in walks:
+        scatter_unchecked(walk)
+    return found.into_buffers(indexes, groups)
 
 
-def _placed(walk: Walk) -> list[tuple[Array, int]]:
-    """Every part with its offset in the piece."""
-    placed: list[tuple[Array, int]] = []
-    ranges = list(walk.ranges or ((0, walk.gather.size),))
-    at, end = ranges[0][0], sum(ranges[0])
-    turn = 0
+def _stretches(walk: Walk) -> Iterator[_Stretch]:
+    ranges = iter(walk.ranges or ((0, walk.gather.size),))
+    end = 0
+    start = size = at = 0
+    parts: list[Array] = []
     for part in walk.gather.parts:
-        if at == end:
-            turn += 1
-            at, end = ranges[turn][0], sum(ranges[turn])
-        placed.append((part, at))
-        at += part.nbytes
-    return placed
+        part_bytes = part.nbytes
+        is_straight = part_bytes >= _STRAIGHT_BYTES and part.ndim == 1 and part.flags.c_contiguous
+        is_new = at == end
+        if parts and (is_new or is_straight or size + part_bytes > STEP_BYTES):
+            yield _Stretch(start, size, tuple(parts))
+            parts, size = [], 0
+        if is_new:
+            at, length = next(ranges)
+            end = at + length
+        if is_straight:
+            yield _Stretch(at, part_bytes, (part,))
+        else:
+            if not parts:
+                start = at
+            parts.append(part)
+            size += part_bytes
+        at += part_bytes
+    if parts:
+        yield _Stretch(start, size, tuple(parts))
 
 
 def _between(shared: tuple[Bytes, ...], start: int, end: int) -> list[Bytes]:
@@ -185,41 +245,59 @@ def _between(shared: tuple[Bytes, ...], start: int, end: int) -> list[Bytes]:
     return runs
 
 
-def _gather(given: object, *, writable: bool) -> Gather:
-    buffers = (given,) if isinstance(given, np.ndarray | bytes | bytearray | memoryview) else given
-    if not isinstance(buffers, Sequence | np.ndarray):
+def _beside(private: Bytes, runs: Sequence[Bytes]) -> Iterator[tuple[Bytes, Bytes]]:
+    """The private bytes of every run, in order."""
+    done = 0
+    for run in runs:
+        yield private[done : done + run.size], run
+        done += run.size
+
+
+def _distribute(memory: Bytes, parts: Sequence[Array]) -> None:
+    done = 0
+    for part in parts:
+        end = done + part.nbytes
+        np.copyto(part, _shaped(memory[done:end], part))
+        done = end
+
+
+def _collect(parts: Sequence[Array], memory: Bytes) -> None:
+    done = 0
+    for part in parts:
+        end = done + part.nbytes
+        np.copyto(_shaped(memory[done:end], part), part)
+        done = end
+
+
+def _shaped(memory: Bytes, part: Array) -> Array:
+    if part.dtype != _BYTE:
+        return memory.view(part.dtype).reshape(part.shape)
+    return memory if part.ndim == 1 else memory.reshape(part.shape)
+
+
+def _gather(given: object) -> Gather:
+    buffers = (given,) if isinstance(given, _BUFFERS) else given
+    if not isinstance(buffers, Sequence):
         raise InvalidArgument(f"buffers of a piece are arrays, not {type(given).__name__}")
-    parts: list[Array] = []
-    ends: list[int] = []
-    end = 0
-    for each in buffers:
-        array = _array(each, writable=writable)
-        if not array.nbytes:
-            continue
-        parts += _parts(array)
-        end += array.nbytes
-        ends.append(end)
-    return Gather(tuple(parts), tuple(ends))
+    arrays = [array for array in map(_array, buffers) if array.nbytes]
+    ends = tuple(accumulate(array.nbytes for array in arrays))
+    is_writable = all(array.flags.writeable for array in arrays)
+    return Gather(tuple([_as_bytes(array) for array in arrays]), ends, is_writable)
 
 
-def _array(given: object, *, writable: bool) -> Array:
+def _array(given: object) -> Array:
     if isinstance(given, bytes | bytearray | memoryview):
-        given = np.frombuffer(given, dtype=np.uint8)
+        try:
+            return np.frombuffer(given, dtype=np.uint8)
+        except (ValueError, BufferError) as error:
+            raise InvalidArgument(f"a buffer is not contiguous: {error}") from error
     if not isinstance(given, np.ndarray) or given.dtype.hasobject:
         raise InvalidArgument(f"a buffer is an array of numbers, not {type(given).__name__}")
-    if writable and not given.flags.writeable:
-        raise InvalidArgument(f"a buffer to read into is writable shape={given.shape}")
     return given
 
 
-def _parts(array: Array) -> list[Array]:
-    """Runs of memory of an array, as bytes; the array itself where they are short."""
+def _as_bytes(array: Array) -> Array:
+    """Bytes where the memory allows: copied by runs, whatever the type of the elements."""
     if array.flags.c_contiguous:
-        return [array.reshape(-1).view(np.uint8)]
-    axis, run_bytes = array.ndim, array.itemsize
-    while axis and array.strides[axis - 1] == run_bytes:
-        axis -= 1
-        run_bytes *= array.shape[axis]
-    if run_bytes < _RUN_BYTES_MIN or axis == array.ndim:
-        return [array]
-    return [array[i].reshape(-1).view(np.uint8) for i in np.ndindex(array.shape[:axis])]
+        return array.reshape(-1).view(np.uint8)
+    return array.view(np.uint8) if array.strides[-1] == array.itemsize else array

@@ -70,7 +70,7 @@ class TestLeases:
     def test_a_view_is_in_place_read_only_and_released_at_its_end(
         self, client: Client, namespace: Namespace
     ) -> None:
-        _, rows = stored(namespace)
+        keys, rows = stored(namespace)
         with namespace.get_view(namespace.keys(range(3 * BLOCK_TOKENS))) as view:
             assert (view.hits, view.miss_reason) == (2, "never-stored")
             assert view.blocks[2] is None
@@ -80,10 +80,44 @@ class TestLeases:
             assert not array.flags.owndata
             view.renew(60)
             assert stat(client).leases == 1
-        assert stat(client).leases == 0
         view.release()
         with pytest.raises(LeaseLost):
             view.renew(60)
+        assert stat(client).leases == 1  # its release rides on the next one
+        with namespace.get_view(keys) as view:
+            assert stat(client).leases == 1
+        namespace.get(keys)
+        assert stat(client).leases == 1
+
+    def test_a_view_that_took_long_asks_whether_its_lease_held(
+        self, client: Client, namespace: Namespace
+    ) -> None:
+        keys, _ = stored(namespace)
+        with namespace.get_view(keys):
+            time.sleep(0.1)
+        assert stat(client).leases == 0
+
+    def test_views_that_are_much_or_many_are_released_at_once(
+        self, client: Client, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys, _ = stored(namespace)
+        views = [namespace.get_view(keys) for _ in range(20)]
+        for view in views:
+            view.release()
+        assert stat(client).leases == 16
+        monkeypatch.setattr("kvstored.client.local._RIDING_BYTES_MAX", 2 * 8192 - 1)
+        with namespace.get_view(keys):
+            pass
+        assert stat(client).leases == 0
+
+    def test_a_view_left_after_the_daemon_died_is_lost(
+        self, daemon: FakeDaemon, namespace: Namespace
+    ) -> None:
+        keys, _ = stored(namespace)
+        view = namespace.get_view(keys)
+        daemon.kill()
+        with pytest.raises(LeaseLost):
+            view.release()
 
     def test_a_view_over_several_extents_is_one_array(self, client: Client) -> None:
         namespace = client.open_namespace(spec_with(model="odd"))
@@ -428,8 +462,9 @@ class TestAsync:
                     task.cancel()
                 await asyncio.wait(tasks)
                 for _ in range(200):
+                    await opened.get(keys)  # takes along what waits, and leaves its own lease
                     told = await other.call("Stat", pb.StatRequest(), pb.StatResponse)
-                    if told.leases == 0:
+                    if told.leases == 1:
                         return
                     await asyncio.sleep(0.02)
                 pytest.fail(f"leases stay leases={told.leases}")

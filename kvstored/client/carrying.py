@@ -1,0 +1,45 @@
+"""What a link of one host holds between a message and the next: places that were granted, and what carries the bytes."""
+
+from dataclasses import dataclass
+
+from kvstored.client.copying import Bytes, Copier, Run
+from kvstored.client.scatter import Walk, gather
+from kvstored.core.calls import FillStatus
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.packing import U8S, U64S, Pieces, unpack_u64
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """An answer to Acquire, unpacked, its segments mapped."""
+
+    lease: int
+    status: U8S
+    pieces: Pieces
+    checksums: U64S
+    must_verify: U8S
+    segments: dict[int, Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `runs` or `walks`: what carries their pieces, number `indexes`."""
+
+    status: list[FillStatus]
+    granted: list[int]
+    fills: U64S
+    indexes: list[int]
+    runs: list[Run]
+    walks: list[Walk]
+    checksums: U64S
+
+    def copy_in(self, copier: Copier) -> list[int]:
+        if self.runs:
+            return copier.copy_in(self.runs)
+        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
+
+
+def granted_fills(reserved: pb.ReserveResponse, keys: int) -> U64S:
+    fills = unpack_u64(reserved.fills, "fills", keys)
+    granted: U64S = fills[fills != 0]
+    return granted

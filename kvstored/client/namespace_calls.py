@@ -1,0 +1,189 @@
+"""The calls of one open namespace that move no bytes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstored.client.channel import Session
+from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
+from kvstored.client.links import Link, Linked, milliseconds, opened
+from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
+from kvstored.core.keys import Tokens, block_keys, root
+from kvstored.core.types import Match
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.packing import unpack_u8, unpack_u64
+
+
+class NamespaceCalls:
+    """What is asked and told about blocks; Namespace adds their bytes."""
+
+    def __init__(self, client: Linked, facts: OpenedNamespace, session: Session) -> None:
+        self._client = client
+        self._opened_in = session
+        self.digest = facts.digest
+        self.spec = facts.spec
+
+    # ---- keys
+
+    def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
+        """Keys of all blocks of a sequence from its first token; the last block may be partial.
+
+        `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
+        """
+        made = block_keys(
+            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
+        )
+        last_valid_tokens = len(tokens) % self.spec.block_tokens
+        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
+
+    def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
+        with self._link(timeout_s) as link:
+            request = pb.MatchRequest(
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                last_valid_tokens=keys.last_valid_tokens,
+                session=link.session.token,
+            )
+            answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
+        hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
+        return Match(
+            hit_blocks=answer.hit_blocks,
+            hit_tokens=answer.hit_tokens,
+            checkpoint_tokens=answer.checkpoint_tokens,
+            replay_tokens=answer.replay_tokens,
+            tier_blocks=(hbm, dram, nvme, remote),
+            miss_reason=answer.miss_reason,
+        )
+
+    def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:
+        request = pb.LocateRequest(namespace=self.digest, keys=checked(keys).message())
+        with self._link(timeout_s) as link:
+            answer = link.call("Locate", request, pb.LocateResponse, self._timeout_s(timeout_s))
+        return Located(
+            tuple(unpack_u8(answer.tiers, "tiers", len(keys)).tolist()),
+            tuple(unpack_u64(answer.generations, "generations", len(keys)).tolist()),
+        )
+
+    # ---- keeping
+
+    def pin(
+        self, keys: Keys, *, ttl_s: int, hard: bool = False, timeout_s: float | None = None
+    ) -> Pinned:
+        """Keeps the readable blocks and their ancestors for `ttl_s`. The pin is the tenant's, it outlives the session.
+
+        `hard`: also where nothing else can be evicted. It keeps blocks in the tier where they are: `prefetch` first what is to stay in DRAM.
+        """
+        with self._link(timeout_s) as link:
+            request = pb.PinRequest(
+                session=link.session.token,
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                strength=pb.HARD if hard else pb.SOFT,
+                ttl_s=ttl_s,
+            )
+            answer = link.call("Pin", request, pb.PinResponse, self._timeout_s(timeout_s))
+        return Pinned(answer.pin, answer.blocks, answer.bytes)
+
+    def unpin(self, pin: int, *, timeout_s: float | None = None) -> bool:
+        with self._link(timeout_s) as link:
+            request = pb.UnpinRequest(pin=pin)
+            return link.call("Unpin", request, pb.UnpinResponse, self._timeout_s(timeout_s)).found
+
+    def prefetch(
+        self,
+        keys: Keys,
+        *,
+        tier: str = "dram",
+        deadline_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> Job:
+        """Starts loading into the tier, best effort; the job ends in an event."""
+        with self._link(timeout_s) as link:
+            request = pb.PrefetchRequest(
+                session=link.session.token,
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                tier=tier,
+                deadline_ms=milliseconds(deadline_s),
+            )
+            answer = link.call("Prefetch", request, pb.PrefetchResponse, self._timeout_s(timeout_s))
+        return Job(answer.job, answer.blocks)
+
+    def touch(self, keys: Keys, *, timeout_s: float | None = None) -> int:
+        """Counts as a use; the blocks that were there."""
+        with self._link(timeout_s) as link:
+            request = pb.TouchRequest(
+                session=link.session.token, namespace=self.digest, keys=checked(keys).message()
+            )
+            return link.call("Touch", request, pb.TouchResponse, self._timeout_s(timeout_s)).blocks
+
+    def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
+        """Forgets blocks in every tier; how many there were."""
+        request = pb.RemoveRequest(namespace=self.digest, keys=checked(keys).message())
+        with self._link(timeout_s) as link:
+            return link.call(
+                "Remove", request, pb.RemoveResponse, self._timeout_s(timeout_s)
+            ).blocks
+
+    def clear(self, *, timeout_s: float | None = None) -> int:
+        """Forgets every block of the namespace; how many there were."""
+        request = pb.ClearRequest(namespace=self.digest)
+        with self._link(timeout_s) as link:
+            return link.call("Clear", request, pb.ClearResponse, self._timeout_s(timeout_s)).blocks
+
+    # ---- the life of a request
+
+    def begin_request(
+        self, keys: Keys, *, request_id: bytes = b"", timeout_s: float | None = None
+    ) -> bytes:
+        """A running request claims the path of these keys until it completes or this session ends; its id."""
+        with self._link(timeout_s) as link:
+            request = pb.BeginRequestRequest(
+                session=link.session.token,
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                request_id=request_id,
+            )
+            timeout_s = self._timeout_s(timeout_s)
+            answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)
+        return answer.request_id
+
+    def extend_request(
+        self, request_id: bytes, keys: Keys, *, timeout_s: float | None = None
+    ) -> int:
+        """The request's path grew by these keys; blocks on it now."""
+        with self._link(timeout_s) as link:
+            request = pb.ExtendRequestRequest(
+                session=link.session.token, request_id=request_id, keys=checked(keys).message()
+            )
+            timeout_s = self._timeout_s(timeout_s)
+            return link.call("ExtendRequest", request, pb.ExtendRequestResponse, timeout_s).blocks
+
+    def complete_request(
+        self, request_id: bytes, *, discard: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped."""
+        with self._link(timeout_s) as link:
+            request = pb.CompleteRequestRequest(
+                session=link.session.token,
+                request_id=request_id,
+                outcome=pb.DISCARD if discard else pb.CACHE,
+            )
+            answer = link.call(
+                "CompleteRequest", request, pb.CompleteRequestResponse, self._timeout_s(timeout_s)
+            )
+        return answer.dropped_blocks
+
+    # ---- inside
+
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        return self._client.timeout_s if timeout_s is None else timeout_s
+
+    @contextmanager
+    def _link(self, timeout_s: float | None) -> Iterator[Link]:
+        """A link in whose session the namespace is open."""
+        with self._client.link(timeout_s) as link:
+            if link.session is not self._opened_in:
+                facts = opened(link, self.spec, self._timeout_s(timeout_s), supersede=False)
+                assert facts.digest == self.digest, "a specification has one digest"
+                self._opened_in = link.session
+            yield link
