@@ -18,12 +18,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from bench.machine import Daemon, Report, Row, Sample, interleaved, parser, tell, timed
-from kvstored.client import Client, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
+from kvstored.client import Client, Gather, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.units import parse_size
 
 Bytes = NDArray[np.uint8]
 
-RATIO_UNCHECKED, RATIO_CHECKED = 0.7, 0.8
+RATIO_UNCHECKED, RATIO_CHECKED, RATIO_VIEW = 0.7, 0.8, 5.0
+LAYERS = 32
+"""Of an engine's cache: a block is a page of each, K and V apart, 64 runs of memory."""
 TARGET = ("1MiB", 64)
 SAMPLE_BYTES = 768 << 20
 SAMPLES_MIN, SAMPLES_MAX = 3, 200
@@ -31,7 +33,7 @@ RING_BYTES = 512 << 20
 """Far more than a last-level cache."""
 WAYS = ("1 thread", "default threads")
 """How many threads the client copies with."""
-COPY, COPY_HASH = "copy", "copy + xxh3"
+COPY, COPY_HASH, COPY_PAGES = "copy", "copy + xxh3", "copy into pages"
 CEILING = (
     "numpy.copyto of the same number of buffers of the same size into and out of a memfd mapping, "
     "one thread; checked cases: the same and xxh3_64 of each buffer"
@@ -58,6 +60,9 @@ def measured(given: argparse.Namespace) -> Report:
         size, batch = TARGET
         with Daemon(dram=_dram(parse_size(size) * batch), disk=given.disk) as daemon:
             report.rows += _rows(daemon, size, batch, given.runs, ", disk on")
+    report.notes.append(
+        "a view moves no bytes: its figure is how fast blocks come within reach, unchecked, its release riding on the next call"
+    )
     report.notes.append(
         "a put always hashes: its record carries the checksum; it is shown against both ceilings"
     )
@@ -107,6 +112,35 @@ def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list
                     least if is_target else None,
                 )
             )
+        rows += _layout_rows(where, name, speeds, is_target=is_target)
+    return rows
+
+
+def _layout_rows(
+    where: str, name: str, speeds: dict[str, list[float]], *, is_target: bool
+) -> list[Row]:
+    """Views beside the copy, scatter-gather beside the plain call of the same client."""
+    view = RATIO_VIEW if is_target else None
+    rows = [
+        Row(
+            f"{where}: view unchecked, {name}",
+            "GB/s",
+            speeds[f"view, {name}"],
+            f"{COPY} out",
+            speeds[f"{COPY} out"],
+            view,
+        )
+    ]
+    for verb, plain in (
+        ("put_from", "put"),
+        ("get_into", "get"),
+        ("get_into unchecked", "get unchecked"),
+        ("get_into unchecked", COPY_PAGES),
+    ):
+        mine = speeds.get(f"{verb}, {name}")
+        if mine is not None:
+            top = speeds[f"{plain}, {name}"]
+            rows.append(Row(f"{where}: {verb} {LAYERS} x K,V, {name}", "GB/s", mine, plain, top))
     return rows
 
 
@@ -176,12 +210,73 @@ def _ours(namespace: Namespace, buffers: _Buffers, name: str) -> dict[str, Sampl
         kept.append(keys)
         return timed(lambda: _get_all(namespace, keys, buffers.targets, verify=verify))
 
+    def view() -> float:
+        keys = kept.pop(0)
+        kept.append(keys)
+        return timed(lambda: _view_all(namespace, keys))
+
     put()  # so that there is something to get, whichever comes first
-    return {
+    cases = {
         f"put, {name}": put,
         f"get unchecked, {name}": lambda: get(verify=False),
         f"get, {name}": lambda: get(verify=True),
+        f"view, {name}": view,
     }
+    pages = _pages(batch, buffers.sources[0].size)
+    if not pages:
+        return cases
+
+    turn = cycle(buffers.ring)
+
+    def put_from() -> float:
+        keys = new_keys(batch)
+        taken = timed(lambda: _put_pages(namespace, keys, pages))
+        kept.append(keys)
+        del kept[: -_kept_batches(buffers)]
+        return taken
+
+    def get_into(*, verify: bool) -> float:
+        keys = kept.pop(0)
+        kept.append(keys)
+        return timed(lambda: _get_pages(namespace, keys, pages, verify=verify))
+
+    return cases | {
+        f"{COPY_PAGES}, {name}": lambda: timed(lambda: _copy_pages(next(turn), pages)),
+        f"put_from, {name}": put_from,
+        f"get_into unchecked, {name}": lambda: get_into(verify=False),
+        f"get_into, {name}": lambda: get_into(verify=True),
+    }
+
+
+def _pages(batch: int, block_bytes: int) -> list[Gather]:
+    """Pages of an engine, looked at once; none where a block is no multiple of the runs."""
+    run_bytes, rest = divmod(block_bytes, 2 * LAYERS)
+    if rest:
+        return []
+    layers = [np.ones((2, batch, run_bytes), dtype=np.uint8) for _ in range(LAYERS)]
+    return [Gather.of([layer[:, page] for layer in layers]) for page in range(batch)]
+
+
+def _put_pages(namespace: Namespace, keys: Keys, pages: list[Gather]) -> None:
+    assert namespace.put_from(keys, pages).committed == len(keys)
+
+
+def _get_pages(namespace: Namespace, keys: Keys, pages: list[Gather], *, verify: bool) -> None:
+    assert namespace.get_into(keys, pages, verify=verify).hits == len(keys)
+
+
+def _copy_pages(sources: list[Bytes], pages: list[Gather]) -> None:
+    """What numpy makes of the same pages, one thread: many runs of memory are slower than one, whoever copies."""
+    for source, page in zip(sources, pages, strict=True):
+        start = 0
+        for part, end in zip(page.parts, page.ends, strict=True):
+            np.copyto(part, source[start:end].reshape(part.shape))
+            start = end
+
+
+def _view_all(namespace: Namespace, keys: Keys) -> None:
+    with namespace.get_view(keys) as view:
+        assert view.hits == len(keys)
 
 
 def _put_all(namespace: Namespace, keys: Keys, sources: list[Bytes]) -> None:
