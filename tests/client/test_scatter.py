@@ -1,7 +1,9 @@
 """Blocks spread over several arrays, as an engine's paged KV cache has them: by shared memory, by gRPC streams and by the bulk channel."""
 
 import asyncio
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from kvstored.client import (
 from kvstored.core.types import CheckpointPolicy
 from kvstored.pb import kvstored_pb2 as pb
 from tests.transport.fake_daemon import FakeDaemon
-from tests.transport.test_front import start_front, stop_front
+from tests.transport.test_front import Front, start_front, stop_front
 
 from .conftest import BLOCK_TOKENS, spec_with
 
@@ -35,29 +37,41 @@ BLOCK_BYTES = LAYERS * LAYER_BYTES
 Layers = list[np.ndarray]
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[FakeDaemon]:
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        fake = FakeDaemon(Path(folder) / "s")
+        fake.start()
+        yield fake
+        fake.kill()
+
+
+@pytest.fixture(scope="module")
+def front(daemon: FakeDaemon) -> Iterator[Front]:
+    made = start_front(daemon.path, "127.0.0.1:0")
+    yield made
+    stop_front(made)
+
+
 @pytest.fixture(params=["local", "grpc", "bulk"])
-def paged(request: pytest.FixtureRequest, daemon: FakeDaemon) -> Iterator[Namespace]:
+def paged(request: pytest.FixtureRequest, daemon: FakeDaemon, front: Front) -> Iterator[Namespace]:
     """A namespace of one group, whose block is a page of every layer, by every way that bytes go."""
-    if request.param == "local":
-        with Client(daemon.address, timeout_s=10) as client:
-            yield opened(client)
-        return
-    front = start_front(daemon.path, "127.0.0.1:0")
-    try:
-        with Client(f"{request.param}://{front.address}", timeout_s=10) as client:
-            yield opened(client)
-    finally:
-        stop_front(front)
+    way = request.param
+    address = daemon.address if way == "local" else f"{way}://{front.address}"
+    with Client(address, timeout_s=10) as client:
+        yield opened(client, request.node.name)
 
 
 @pytest.fixture
-def local(client: Client) -> Namespace:
-    return opened(client)
+def local(client: Client, request: pytest.FixtureRequest) -> Namespace:
+    return opened(client, request.node.name)
 
 
-def opened(client: Client, *more: GroupSpec) -> Namespace:
-    group = GroupSpec("kv", GroupKind.LINEAR, BLOCK_BYTES)
-    return client.open_namespace(spec_with(group, *more, model="paged"))
+def opened(client: Client, model: str) -> Namespace:
+    """Of one test: the daemon is shared."""
+    return client.open_namespace(
+        spec_with(GroupSpec("kv", GroupKind.LINEAR, BLOCK_BYTES), model=model)
+    )
 
 
 def layers_of(seed: int | None, pages: int = PAGES) -> Layers:
@@ -313,7 +327,7 @@ def test_asyncio_has_both(daemon: FakeDaemon) -> None:
     async def main() -> None:
         async with AsyncClient(daemon.address) as client:
             group = GroupSpec("kv", GroupKind.LINEAR, BLOCK_BYTES)
-            namespace = await client.open_namespace(spec_with(group, model="paged"))
+            namespace = await client.open_namespace(spec_with(group, model="asyncio"))
             keys = namespace.keys(range(2 * BLOCK_TOKENS))
             await namespace.put_from(keys, [strided(cache, page) for page in (0, 1)])
             into = [strided(other, page) for page in (4, 5)]
