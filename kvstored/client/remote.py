@@ -157,6 +157,18 @@ class RemoteTransport:
                 self._doubt()
             raise translated from error
 
+    @contextmanager
+    def within(self, session: Session, timeout_s: float) -> Iterator[None]:
+        """A call of this session. That it went with its daemon is Unavailable: the next call has another, and namespaces reopen in it."""
+        try:
+            yield
+        except NotFound as error:
+            with self._lock:
+                current = self._current(timeout_s)
+            if current is session:
+                raise
+            raise Unavailable("the daemon was restarted: call again") from error
+
     def _doubt(self) -> None:
         """The daemon or its front may be another by now: the next call asks whether the session lives, and where the bulk channel is."""
         self._used_s = 0.0
@@ -196,9 +208,25 @@ class RemoteLink:
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
-        return self._transport.call(name, request, response, timeout_s)
+        with self._transport.within(self._session, timeout_s):
+            return self._transport.call(name, request, response, timeout_s)
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
+        with self._transport.within(self._session, timeout_s):
+            return self._put(parts, timeout_s)
+
+    def get(self, call: GetCall, timeout_s: float) -> GetResult:
+        with self._transport.within(self._session, timeout_s):
+            return self._get(call, timeout_s)
+
+    def glance(self, glance: Glance, timeout_s: float) -> None:
+        """Nothing is shared with a daemon on another host."""
+        return
+
+    def lease(self, call: GetCall, timeout_s: float) -> Leased:
+        raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
+
+    def _put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
         for part in parts:
             if part.generations is not None:
                 raise InvalidArgument("replacing needs the local channel")
@@ -213,11 +241,7 @@ class RemoteLink:
             status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
         return status
 
-    def glance(self, glance: Glance, timeout_s: float) -> None:
-        """Nothing is shared with a daemon on another host."""
-        return
-
-    def get(self, call: GetCall, timeout_s: float) -> GetResult:
+    def _get(self, call: GetCall, timeout_s: float) -> GetResult:
         call.request.session = self._session.token
         with self._transport.bulk(self._session, timeout_s) as connection:
             if connection is not None:
@@ -252,9 +276,6 @@ class RemoteLink:
             corrupt=corrupt,
             verified=call.verify,
         )
-
-    def lease(self, call: GetCall, timeout_s: float) -> Leased:
-        raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
 
 
 def _serialized(message: Message) -> bytes:
