@@ -57,6 +57,8 @@ class RemoteTransport:
         size_options = [
             ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
             ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
+            # Else the child of a fork is handed its parent's connection, and its first call fails ("wrong file descriptor generation").
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
