@@ -17,6 +17,7 @@ from bench.peers.__main__ import main as peers
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "throughput": (),
     "optimistic": (),
+    "remote": (),
     "loop": (),
     "disk": (),
     "arena": (),

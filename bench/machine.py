@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.peers.processes import free_port
 from kvstored.client import Client
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -183,6 +184,7 @@ class Daemon:
         dram: str,
         disk: str = "0B",
         grpc: bool = False,
+        tcp: bool = False,
         metrics: bool = False,
         state_parent: Path | None = None,
     ) -> None:
@@ -194,7 +196,9 @@ class Daemon:
         self._log = (self.folder / "log").open("wb")
         command = [sys.executable, "-m", "kvstored", "serve", "--dram", dram, "--disk", disk]
         command += ["--state-dir", str(self.folder / "state"), "--socket", str(self.socket)]
-        command += ["--listen", f"unix:{self.grpc_socket}" if grpc else "off"]
+        self._port = free_port() if tcp else 0
+        at_socket = f"unix:{self.grpc_socket}" if grpc else "off"
+        command += ["--listen", f"127.0.0.1:{self._port}" if tcp else at_socket]
         command += ["--metrics-listen", f"unix:{self.metrics_socket}" if metrics else "off"]
         command += ["--log-format", "json"]
         self._command = command
@@ -219,6 +223,15 @@ class Daemon:
     @property
     def address(self) -> str:
         return f"unix://{self.socket}"
+
+    @property
+    def grpc_address(self) -> str:
+        """With `tcp` only, as the next one."""
+        return f"grpc://127.0.0.1:{self._port}"
+
+    @property
+    def bulk_address(self) -> str:
+        return f"bulk://127.0.0.1:{self._port}"
 
     def log(self) -> str:
         return (self.folder / "log").read_text()

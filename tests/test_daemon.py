@@ -250,7 +250,7 @@ def test_a_client_that_falls_silent_holds_nothing_for_long(folder: Path) -> None
         namespace = client.open_namespace(SPEC)
         keys = namespace.keys(range(16 * BLOCKS))
         namespace.put(keys, contents())
-        check(namespace.get(keys).blocks)
+        check(namespace.get(keys, optimistic=False).blocks)
         (lease,) = client.call("Leases", pb.LeasesRequest(), pb.LeasesResponse).leases
         assert 0 < lease.expires_in_s <= 10
 
@@ -264,7 +264,7 @@ def test_metrics_are_served_with_what_the_store_counted(folder: Path) -> None:
         namespace = client.open_namespace(SPEC)
         keys = namespace.keys(range(16 * BLOCKS))
         namespace.put(keys, contents())
-        namespace.get(keys)
+        namespace.get(keys, optimistic=False)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             text = answer.read().decode()
         lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")

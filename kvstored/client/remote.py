@@ -57,6 +57,8 @@ class RemoteTransport:
         size_options = [
             ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
             ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
+            # Else the child of a fork is handed its parent's connection, and its first call fails ("wrong file descriptor generation").
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
@@ -157,6 +159,18 @@ class RemoteTransport:
                 self._doubt()
             raise translated from error
 
+    @contextmanager
+    def within(self, session: Session, timeout_s: float) -> Iterator[None]:
+        """A call of this session. That it went with its daemon is Unavailable: the next call has another, and namespaces reopen in it."""
+        try:
+            yield
+        except NotFound as error:
+            with self._lock:
+                current = self._current(timeout_s)
+            if current is session:
+                raise
+            raise Unavailable("the daemon was restarted: call again") from error
+
     def _doubt(self) -> None:
         """The daemon or its front may be another by now: the next call asks whether the session lives, and where the bulk channel is."""
         self._used_s = 0.0
@@ -196,9 +210,29 @@ class RemoteLink:
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
-        return self._transport.call(name, request, response, timeout_s)
+        with self._transport.within(self._session, timeout_s):
+            return self._transport.call(name, request, response, timeout_s)
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
+        with self._transport.within(self._session, timeout_s):
+            return self._put(parts, timeout_s)
+
+    def get(self, call: GetCall, timeout_s: float) -> GetResult:
+        with self._transport.within(self._session, timeout_s):
+            return self._get(call, timeout_s)
+
+    def glance(self, glance: Glance, timeout_s: float) -> None:
+        """Nothing is shared with a daemon on another host."""
+        return
+
+    def lease(self, call: GetCall, timeout_s: float) -> Leased:
+        raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
+
+    def release(self, leased: Leased, timeout_s: float) -> bool:
+        """Never reached by a view of this link: there is none."""
+        return False
+
+    def _put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
         for part in parts:
             if part.generations is not None:
                 raise InvalidArgument("replacing needs the local channel")
@@ -213,11 +247,7 @@ class RemoteLink:
             status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
         return status
 
-    def glance(self, glance: Glance, timeout_s: float) -> None:
-        """Nothing is shared with a daemon on another host."""
-        return
-
-    def get(self, call: GetCall, timeout_s: float) -> GetResult:
+    def _get(self, call: GetCall, timeout_s: float) -> GetResult:
         call.request.session = self._session.token
         with self._transport.bulk(self._session, timeout_s) as connection:
             if connection is not None:
@@ -252,13 +282,6 @@ class RemoteLink:
             corrupt=corrupt,
             verified=call.verify,
         )
-
-    def lease(self, call: GetCall, timeout_s: float) -> Leased:
-        raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
-
-    def release(self, leased: Leased, timeout_s: float) -> bool:
-        """Never reached by a view of this link: there is none."""
-        return False
 
 
 def _serialized(message: Message) -> bytes:

@@ -64,6 +64,7 @@ class Served:
         dram: str = "256MiB",
         disk: str = "1GiB",
         listen: str = "off",
+        metrics_listen: str = "off",
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.state_dir = folder / "state"
@@ -82,7 +83,7 @@ class Served:
             *("--dram", dram),
             *("--disk", disk),
             *("--listen", listen),
-            *("--metrics-listen", "off"),
+            *("--metrics-listen", metrics_listen),
         ]
 
     def start(self) -> None:
