@@ -4,6 +4,7 @@ Shown are blocks of plain, immutable namespaces that lie ready in memory in one 
 else is read by Acquire. What a turn forgets is withdrawn in that turn, since its space may be granted in the next.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -30,18 +31,30 @@ class Showing:
         self._arena = arena
         self._space = space
         self._layouts = layouts
+        self._later: list[Places] = []
         self._shown: list[Place] = []
         self._gone: list[tuple[Fingerprint, Place]] = []
 
     def show_many(self, visible: VisibleMany) -> None:
+        """These come in after the turn of the loop, or before anything is withdrawn: whoever put them waits for an answer, and until
+        then a get of them costs a message."""
         if visible.tier is not TierId.DRAM or not self.is_shown(visible.ns):
             return
-        self.settle()
         places = visible.places
         if self._space.suspects:
             clean = [i for i in range(places.size) if not self._is_suspect(places.place(i))]
             places = Places(*(column[clean] for column in places))
         if places.size:
+            self._later.append(places)
+            try:
+                asyncio.get_running_loop().call_soon(self.catch_up)
+            except RuntimeError:  # nobody waits where no loop runs
+                self.catch_up()
+
+    def catch_up(self) -> None:
+        """Shows what came late. Their records are as they were: what is forgotten is withdrawn before they change."""
+        later, self._later = self._later, []
+        for places in later:
             self._projection.publish(self._arena.heads(places), places)
 
     def show(self, visible: Visible) -> None:
@@ -56,10 +69,12 @@ class Showing:
 
     def withdraw_many(self, freed: FreedMany) -> None:
         if freed.tier is TierId.DRAM:
+            self.catch_up()
             self.settle()
             self._projection.withdraw(freed.fingerprints, freed.places)
 
     def withdraw(self, fingerprint: Fingerprint, pieces: Sequence[PieceRow]) -> None:
+        self.catch_up()
         if self._shown:
             self.settle()
         self._gone += [(fingerprint, piece.place) for piece in pieces if len(piece.place) == 1]
