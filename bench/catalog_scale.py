@@ -19,7 +19,7 @@ from bench.machine import REPOSITORY, Report, Row, parser, tell
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import Acquire, Freed, Limits, Parents, Reserve, TierLimits
 from kvstored.core.catalog import Catalog
-from kvstored.core.columnar import singly
+from kvstored.core.columnar import AnyEffect, FreedMany
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import (
     BATCH_KEYS_MAX,
@@ -103,12 +103,20 @@ class Tier:
     def put(self, keys: KeyBatch, parents: Parents) -> int:
         """As the daemon does it; answers how many copies were evicted for it."""
         reserved = self.catalog.reserve(self.reserve(keys, parents), self.now_s)
-        fills = [grant.fill for grant in reserved.grants if grant is not None]
-        assert len(fills) == len(keys), "not granted"
-        self.catalog.commit(self.session, fills, [{0: 1}] * len(fills), self.now_s)
-        return sum(isinstance(effect, Freed) for effect in singly(self.catalog.drain()))
+        many = reserved.many
+        if many is None or reserved.first:  # single keys
+            fills = [grant.fill for grant in reserved.grants if grant is not None]
+            assert len(fills) == len(keys), "not granted"
+            self.catalog.commit(self.session, fills, [{0: 1}] * len(fills), self.now_s)
+        else:
+            assert len(many) == len(keys), "not granted"
+            ids = range(many.first_fill, many.first_fill + len(many))
+            sums = np.ones(len(many), dtype=np.uint64)
+            assert self.catalog.commit_run(self.session, ids, sums, self.now_s) is not None
+        return sum(_freed(effect) for effect in self.catalog.drain())
 
-    def read(self, keys: KeyBatch) -> None:
+    def read(self, keys: KeyBatch, *, prove: bool = False) -> None:
+        """`prove`: the blocks were looked at after their recovery, as the daemon does before it hands them out."""
         call = Acquire(
             session=SessionId(self.session),
             ns=self.ns,
@@ -120,8 +128,17 @@ class Tier:
         acquired = self.catalog.acquire(call, self.now_s)
         grant = self.catalog.grant(acquired.lease, self.now_s)
         assert grant.lease, "nothing was read"
+        for piece in [piece for block in grant.blocks for piece in block.pieces] if prove else ():
+            assert piece is not None, "a piece is missing"
+            self.catalog.verified(piece.copy)
         self.catalog.release(self.session, [grant.lease], self.now_s)
         self.catalog.drain()
+
+
+def _freed(effect: AnyEffect) -> int:
+    if isinstance(effect, FreedMany):
+        return effect.places.size
+    return int(isinstance(effect, Freed))
 
 
 def figures_in_memory(blocks: int) -> Figures:
@@ -132,6 +149,8 @@ def figures_in_memory(blocks: int) -> Figures:
     figures["match of 4096 keys"] = _match_us(tier)
     for count in (BATCH, BATCH_KEYS_MAX):
         batches = [_path_keys(tier, i, count) for i in range(max(4, 8192 // count))]
+        for batch in batches:
+            tier.read(batch, prove=True)
         total_us = _us(lambda batches=batches: [tier.read(batch) for batch in batches])
         figures[f"acquire, grant and release of {count} keys"] = total_us / len(batches) / count
     figures["split and join of a run"] = _split_us(tier)
