@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstored.cli.options import loaded, settings_flags
-
-PIPE_COLUMNS = 400
+from kvstored.cli.output import PIPE_COLUMNS
 
 
 @click.command()

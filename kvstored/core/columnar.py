@@ -118,7 +118,7 @@ class Reserved:
 @dataclass(frozen=True, slots=True)
 class ReadMany:
     """What a lease on plain blocks reads, one row a key: `copies` -1 for a miss, whose reason is in `reasons` by its key's index.
-    `depths`, `tokens`: of each block, of a full one at depth 0 for a miss.
+    `depths`, `tokens`: of each block, of a full one at depth 0 for a miss; `places` says nothing of a miss.
 
     All of it lies in memory, and none of it has to be looked at before it is handed out.
     """
@@ -137,6 +137,11 @@ class ReadMany:
     def hits(self) -> NDArray[np.bool_]:
         there: NDArray[np.bool_] = self.copies >= 0
         return there
+
+    @property
+    def hit_places(self) -> Places:
+        hits = self.hits
+        return Places(*(column[hits] for column in self.places))
 
     def each(self) -> list[ReadBlock]:
         return [self._block(i, copy) for i, copy in enumerate(self.copies.tolist())]

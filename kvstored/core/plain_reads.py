@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Acquire, Fingerprint, Reason
-from kvstored.core.columnar import ReadMany, no_places
+from kvstored.core.columnar import ReadMany
 from kvstored.core.columns import READY, SUSPECT, UNVERIFIED
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.types import Rows, TierId
@@ -42,7 +42,7 @@ def read_many(books: Books, call: Acquire, rows: Rows, reason: Reasons) -> ReadM
         depths=np.where(hits, books.tree.depth[rows], 0).astype(np.int64),
         tokens=np.where(hits, books.blocks.valid[rows], tokens).astype(np.int64),
         generations=np.where(hits, books.blocks.generation[rows], np.uint64(0)),
-        places=books.places(piece) if everything or len(at) else no_places(),
+        places=books.places(piece),
         lengths=np.where(hits, pieces.length[piece], np.uint32(0)).astype(np.uint64),
         checksums=np.where(hits, pieces.checksum[piece], np.uint64(0)),
         tier=READ_TIER,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
-from kvstored.core.columnar import Grant, Places, ReadMany, no_places
+from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.types import NamespaceId, SessionId
 from kvstored.core.usage import needs_no_look
 from kvstored.errors import LeaseLost
@@ -96,8 +96,7 @@ class Reads:
         """Of all hits; the proof of single keys tells which is not."""
         hits = many.hits
         asked = np.frombuffer(call.keys.packed, dtype=np.uint8).reshape(len(hits), -1)
-        places = Places(*(column[hits] for column in many.places)) if hits.any() else no_places()
-        return bool(self._shell.tiers.arena.have_keys(places, asked[hits]).all())
+        return bool(self._shell.tiers.arena.have_keys(many.hit_places, asked[hits]).all())
 
     def _with_right_key(self, key: bytes, block: ReadBlock) -> ReadBlock:
         first = next(_pieces(block), None)

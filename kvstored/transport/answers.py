@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.core.calls import FillStatus, Granted, ReadStatus, Reason
-from kvstored.core.columnar import Grant, Places, ReadMany, Reserved, no_places
+from kvstored.core.columnar import Grant, ReadMany, Reserved
 from kvstored.core.types import Layout, Match, Place
 from kvstored.core.views import TreeNode, Verdict
 from kvstored.pb import kvstored_pb2 as pb
@@ -105,12 +105,11 @@ def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
 def _acquire_many_message(lease: int, many: ReadMany) -> pb.AcquireResponse:
     hits = many.hits
     first_miss = min(many.reasons, default=None)
-    places = Places(*(column[hits] for column in many.places)) if hits.any() else no_places()
     return pb.AcquireResponse(
         lease=lease,
         status=pack_u8(np.where(hits, int(ReadStatus.HIT), int(ReadStatus.MISS))),
         extent_counts=pack_u8(hits.astype(np.uint8)),
-        extents=pack_runs(places, many.lengths[hits]),
+        extents=pack_runs(many.hit_places, many.lengths[hits]),
         sizes=pack_u64(many.lengths),
         checksums=pack_u64(many.checksums),
         generations=pack_u64(many.generations),
