@@ -30,7 +30,7 @@ from kvstored.client.scatter import BufferRow, Gather, Ranges, gathers_of
 from kvstored.clock import Clock, SystemClock
 from kvstored.connectors.breaker import Breaker, State
 from kvstored.connectors.options import ConnectorOptions
-from kvstored.connectors.queue import Batch, StoreQueue
+from kvstored.connectors.queue import Batch, Done, StoreQueue
 from kvstored.connectors.statistics import HIT_TIER_TOKENS, Stat, Statistics
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.namespace import digest
@@ -52,6 +52,8 @@ log = logging.getLogger("kvstored.connectors")
 _LOOKUP_KEYS = 1024
 """Of one message: what has been answered when the time is over is a shorter prefix."""
 _LOOKUPS_AT_ONCE = 4
+_ANSWER_S = 0.5
+"""A slow tier is told by the daemon when the load's time is over; only a daemon that says nothing for longer is taken for hung."""
 _LOAD_BYTES = 64 << 20
 """Of one message, as above."""
 _GONE = (Unavailable, DeadlineExceeded, NotFound)
@@ -229,13 +231,13 @@ class GuardedNamespace:
                 ranges=ranges,
                 verify=self._options.verify,
                 load_deadline_s=left_s,
-                timeout_s=left_s,
+                timeout_s=left_s + _ANSWER_S,
             )
             found: GetResult | None = self.attempt(call, None)
             if found is None:
                 break
             filled += found.filled
-            self._count_loaded(keys[start:stop], found, block_bytes)
+            self._count_loaded(keys[start:stop], found, block_bytes, block_bytes / sum(pieces))
             if found.prefix_hits < stop - start and not keys.unchained:
                 break
         missing = len(keys) - len(filled)
@@ -289,13 +291,14 @@ class GuardedNamespace:
         groups: Sequence[str] | None = None,
         shard: int = 0,
         ends_path: bool = True,
+        done: Done | None = None,
     ) -> int:
         """Copies the first blocks, as many as there is room for, and stores them in the background; how many. The buffers are the
-        caller's again when it returns.
+        caller's again when it returns. `done` is told, by the background, which of those taken are stored; it must be quick.
         """
         began_s = self._clock.elapsed_s()
         try:
-            taken = self._staged(keys, buffers, groups, shard, ends_path=ends_path)
+            taken = self._staged(keys, buffers, groups, shard, done, ends_path=ends_path)
         except Exception as error:  # noqa: BLE001 - as in `attempt`
             self._failed(error)
             return 0
@@ -312,6 +315,7 @@ class GuardedNamespace:
         buffers: Sequence[BufferRow],
         groups: Sequence[str] | None,
         shard: int,
+        done: Done | None,
         *,
         ends_path: bool,
     ) -> int:
@@ -327,17 +331,19 @@ class GuardedNamespace:
             copied = tuple(tuple(_copied(row)) for row in rows[:taken])
             named = None if groups is None else tuple(groups)
             is_end = ends_path and taken == len(keys)
-            self._queue.add(Batch(keys[:taken], copied, named, shard, is_end))
+            self._queue.add(Batch(keys[:taken], copied, named, shard, is_end, done))
         return taken
 
     def _store_batch(self, batch: Batch) -> None:
-        self.store(
+        stored = self.store(
             batch.keys,
             batch.rows if self._groups_count(batch.groups) > 1 else [row[0] for row in batch.rows],
             groups=batch.groups,
             shard=batch.shard,
             ends_path=batch.ends_path,
         )
+        if batch.done is not None:
+            batch.done(batch.keys, stored)
 
     # ---- inside
 
@@ -424,16 +430,15 @@ class GuardedNamespace:
             self._logged.add(type(error))
             log.error("a call failed, a miss: connector=%s", self._name, exc_info=error)
 
-    def _count_loaded(self, keys: Keys, found: GetResult, block_bytes: int) -> None:
-        tokens = self.spec.block_tokens
+    def _count_loaded(self, keys: Keys, found: GetResult, block_bytes: int, share: float) -> None:
+        """`share`: of each block, where only ranges of it were loaded: all ranges together count as the block."""
         whole = [all(row) for row in found.filled]
-        for tier, is_whole in zip(found.tiers, whole, strict=True):
+        tokens = [self.spec.block_tokens] * len(whole)
+        tokens[-1] = keys.last_valid_tokens or tokens[-1]
+        for tier, is_whole, valid in zip(found.tiers, whole, tokens, strict=True):
             if is_whole and tier < len(HIT_TIER_TOKENS):
-                self.statistics.count(HIT_TIER_TOKENS[tier], tokens)
-        if keys.last_valid_tokens and whole[-1] and found.tiers[-1] < len(HIT_TIER_TOKENS):
-            short = tokens - keys.last_valid_tokens
-            self.statistics.count(HIT_TIER_TOKENS[found.tiers[-1]], -short)
-        self.statistics.count(Stat.LOADED_BLOCKS, whole.count(True))
+                self.statistics.count(HIT_TIER_TOKENS[tier], valid * share)
+        self.statistics.count(Stat.LOADED_BLOCKS, whole.count(True) * share)
         self.statistics.count(Stat.LOADED_BYTES, whole.count(True) * block_bytes)
         self.statistics.count(Stat.LOAD_CORRUPT_BLOCKS, found.corrupt)
 
