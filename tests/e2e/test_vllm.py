@@ -256,9 +256,9 @@ def test_several_requests_at_once_and_preemption(
 ) -> None:
     """22 blocks of KV for requests that need more: vLLM preempts, and resumes from what is stored."""
     asked = [prompt(plain, "What is a slot?", at=at)[-1100:] for at in (5, 6, 7)]
-    with Engine(folder, None, num_gpu_blocks_override=22) as alone:
+    with Engine(folder, None, max_model_len=2048, num_gpu_blocks_override=22) as alone:
         expected = alone.generate_all(asked, 180)
-    with Engine(folder, connector, num_gpu_blocks_override=22) as other:
+    with Engine(folder, connector, max_model_len=2048, num_gpu_blocks_override=22) as other:
         said = other.generate_all(asked, 180)
         same = [
             sum(a == b for a, b in zip(x.tokens, y.tokens, strict=True))
