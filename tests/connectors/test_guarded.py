@@ -168,7 +168,7 @@ def test_a_hung_daemon_costs_a_few_deadlines_and_then_nothing(served: Served, gu
             assert guarded.lookup(keys).hit_blocks == 0
             waited_s.append(time.perf_counter() - began_s)
         assert max(waited_s) < 0.2 + SLACK_S
-        assert min(waited_s[:3]) < 0.2 + 0.6, "not the second that the client waits beyond it"
+        assert waited_s[0] < 1.0, "not the second that the client waits beyond it"
         assert guarded.state is State.AWAY
         began_s = time.perf_counter()
         for _ in range(100):
