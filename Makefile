@@ -28,6 +28,7 @@ test: setup
 e2e: setup
 	$(BIN)/python scripts/engine_env.py --root $(ENGINES) vllm
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
+	PYTHONPATH=$(ENGINES)/vllm/vllm-0.33 OMP_NUM_THREADS=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e/test_vllm_tier.py tests/e2e/test_vllm_contract.py -m engine -W default -p no:cacheprovider -rs
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -239,11 +239,11 @@ class KvstoredConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         return events
 
     def reset_cache(self) -> bool | None:
-        """vLLM's own cache was reset, after a change of weights for one: what is stored under this engine's identity goes too."""
-        if self._guarded is None:
+        """vLLM's own cache was reset, after a change of weights for one: this engine goes on under keys of its own."""
+        if self._scheduler is None:
             return None
-        self._guarded.flush(_CLOSE_S)
-        return self._guarded.attempt(lambda namespace: namespace.clear() >= 0, False)
+        self._scheduler.reset()
+        return True
 
     # ---- both
 

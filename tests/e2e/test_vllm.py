@@ -77,6 +77,7 @@ class Expected:
 
     computed: tuple[int, ...]
     kept: tuple[int, ...]
+    kept_logprobs: tuple[float, ...]
 
 
 def expected(plain: Engine, asked: list[int], tokens: int) -> Expected:
@@ -84,7 +85,7 @@ def expected(plain: Engine, asked: list[int], tokens: int) -> Expected:
     computed = plain.generate(asked, tokens)
     kept = plain.generate(asked, tokens)
     assert (computed.cached, kept.cached) == (0, HIT_TOKENS)
-    return Expected(computed.tokens, kept.tokens)
+    return Expected(computed.tokens, kept.tokens, kept.logprobs)
 
 
 def stored(served: Served) -> None:
@@ -107,6 +108,7 @@ def test_two_engines_say_the_same_and_the_second_computes_only_the_question(
     stored(served)
     said = second.generate(asked, 64)
     assert said.tokens == alone.kept
+    assert said.logprobs == alone.kept_logprobs, "not only the same words"
     assert said.cached == HIT_TOKENS
     assert second.external_hits() == HIT_TOKENS
     metrics = second.metrics()
@@ -275,3 +277,71 @@ def test_several_requests_at_once_and_preemption(
 def _same(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Tokens before the first that differs."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def tiny(folder: Path, kind: str) -> Path:
+    """A model of a few layers with random weights: its words mean nothing, but any wrong KV changes them."""
+    import torch
+    from transformers import (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
+
+    shape = {
+        "vocab_size": 1000,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+    }
+    layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    torch.manual_seed(0)
+    model = (
+        Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                **shape,
+                num_hidden_layers=6,
+                sliding_window=96,
+                layer_types=layers,
+                tie_word_embeddings=False,
+            )
+        )
+        if kind == "hybrid"
+        else LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=4))
+    ).to(torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.15)
+    model.save_pretrained(folder / kind)
+    return folder / kind
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("hybrid", 1), ("parallel", 2)])
+def test_sliding_windows_and_tensor_parallel_ranks(
+    served: Served, folder: Path, connector: dict[str, str], kind: str, ranks: int
+) -> None:
+    """Groups of pages that are freed as the window moves on; and two worker processes, each with its shard."""
+    asked = [5 + (i * i * 31) % 990 for i in range(600)]
+    hits = 576
+    options = {
+        "block_size": 32,
+        "max_model_len": 2048,
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": ranks,
+    }
+    model = tiny(folder, kind)
+    with Engine(folder, connector, model, **options) as one:
+        computed = one.generate(asked, 64)
+        kept = one.generate(asked, 64)
+        stored(served)
+    assert (computed.cached, kept.cached) == (0, hits)
+    assert len(set(kept.tokens)) > 10, "it does not repeat itself"
+    with Engine(folder, connector, model, **options) as other:
+        said = other.generate(asked, 64)
+        assert (said.cached, other.external_hits()) == (hits, hits)
+        assert (said.tokens, said.logprobs) == (kept.tokens, kept.logprobs)
+        assert other.metrics()["vllm:kvstored_hit_dram_tokens"] == hits * ranks
