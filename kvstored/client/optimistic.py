@@ -19,6 +19,7 @@ from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
 from kvstored.core.types import Layout, NamespaceId, NamespaceSpec, TierId
 from kvstored.errors import KvstoredError
+from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import Pieces
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
@@ -37,10 +38,7 @@ class Optimistic:
 
     def read(self, link: LocalLink, glance: Glance, timeout_s: float) -> GetResult | None:
         """What could be read so, the other keys as misses; None where that is nothing."""
-        known = self._of
-        if known is None or known[0] is not link.session:
-            known = self._of = (link.session, _index_of(link, timeout_s))
-        index = known[1]
+        index = self._index(link, timeout_s)
         if index is None:
             return None
         keys = glance.keys.keys
@@ -67,6 +65,17 @@ class Optimistic:
             miss_reason="",
             corrupt=0,
         )
+
+    def may_show(self, link: LocalLink, seed: int, keys: pb.Keys, timeout_s: float) -> bool:
+        """Whether the projection has any of these keys, as far as that is known: keys under extra keys are others there."""
+        index = None if keys.extra_keys else self._index(link, timeout_s)
+        return index is not None and index.may_have(keys.packed, keys.key_bytes, seed)
+
+    def _index(self, link: LocalLink, timeout_s: float) -> Index | None:
+        known = self._of
+        if known is None or known[0] is not link.session:
+            known = self._of = (link.session, _index_of(link, timeout_s))
+        return known[1]
 
     def _runs(
         self, link: LocalLink, found: Found, out: Rows | None, timeout_s: float

@@ -75,6 +75,12 @@ class Index:
             return self._found(keys, short, seed)
         return self._found_many(keys, short, seed)
 
+    def may_have(self, packed: bytes, key_bytes: int, seed: int) -> bool:
+        """Whether any of the packed keys has an entry, by its tag alone: wrong once in 2**60."""
+        fingerprints = key_batch(packed, key_bytes, seed).fingerprints
+        buckets = (fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
+        return bool((self._tags[buckets] == fingerprints[:, :1]).any())
+
     def unchanged(self, found: Found) -> list[bool]:
         """Whether nothing was written to each entry since it was found. After the bytes were copied."""
         is_few = len(found.slots) < MANY

@@ -42,6 +42,7 @@ def put(namespace: Namespace, count: int, salt: int = 0) -> Keys:
     keys = [(salt << 32 | n).to_bytes(32, "big") for n in range(count)]
     size = namespace.spec.groups[0].bytes_per_block
     assert namespace.put(Keys.opaque(keys), [content_of(key, size) for key in keys]).stored == count
+    namespace.match(Keys.opaque(keys))  # blocks are shown a moment after their put is answered
     return Keys.opaque(keys)
 
 
