@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvstored import __version__, errors, logs, machine
-from kvstored import config as settings
+from kvstored import __version__, errors, logs, machine, sections
 from kvstored.clock import Clock
 from kvstored.codec.frame import Codec
 from kvstored.config import Config
@@ -139,7 +138,7 @@ def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
 
 
 def _tier_limits(
-    config: Config, tier: TierId, section: settings.Dram | settings.Disk
+    config: Config, tier: TierId, section: sections.Dram | sections.Disk
 ) -> TierLimits:
     shares = config.limits
     return TierLimits(
