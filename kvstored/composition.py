@@ -68,6 +68,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         config.dram.segment_effective_bytes,
         incarnation=epoch,
         available_bytes=lambda: machine.memory_limit().available_bytes,
+        pages=config.dram.huge_pages,
     )
     adopted = arena.adopt(fds)
     slab_bytes = min(SLAB_BYTES, config.disk.capacity_bytes // UNIT_BYTES * UNIT_BYTES)

@@ -8,6 +8,7 @@ from typing import Literal, Self, TextIO
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvstored.fields import AnyPath, AutoSize, Duration, OptionalPath, Share, Size
+from kvstored.paging import HUGE_BYTES, HugePages
 
 
 def key_of(field: str) -> str:
@@ -33,6 +34,22 @@ class Dram(Section):
         le=2**40,
         description="size of one segment; auto: capacity/64 within 64MiB..1GiB",
     )
+
+    huge_pages: HugePages = Field(
+        default=HugePages.OFF,
+        description="advise: transparent ones; hugetlb: 2MiB each, which have to be reserved",
+    )
+    non_temporal_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="copies from this size on go past the cache (x86, glibc); 0: the C library decides",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.huge_pages is HugePages.HUGETLB and self.segment_effective_bytes % HUGE_BYTES:
+            raise ValueError("segment must be a multiple of 2MiB with huge_pages=hugetlb")
+        return self
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
