@@ -31,6 +31,7 @@ from kvstored.connectors.sglang_pages import (
     tensor_bytes,
     usable_prefixes,
 )
+from kvstored.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -258,15 +259,21 @@ class KvstoredHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no 
         before = self._spaces.pop(name, None)
         if before is not None:
             before.guarded.close()
-        self._spaces[name] = PoolSpace(
-            pool,
-            str(name),
-            in_place=in_place,
-            model=self._model,
-            place=place,
-            is_shared=is_shared,
-            options=self._options,
-        )
+        try:
+            self._spaces[name] = PoolSpace(
+                pool,
+                str(name),
+                in_place=in_place,
+                model=self._model,
+                place=place,
+                is_shared=is_shared,
+                options=self._options,
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(
+                f"the pages of this host pool can be stored neither in place nor flat: {error};"
+                f" try --hicache-mem-layout page_first_direct pool={name} layout={pool.layout}"
+            ) from error
 
     def _kv_prefix(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None) -> int:
         if self._is_logical or not keys:

@@ -164,7 +164,7 @@ class PoolSpace:
         return namespace_of(
             model=f"{model.name}#sglang-{name}-{place.shape}",
             revision=model.revision,
-            dtype=str(pool.dtype).removeprefix("torch."),
+            dtype=_dtype_of(pool),
             layout=f"sglang {type(pool).__name__} {pool.layout} pages {digest} {place.shape}",
             layout_version=LAYOUT_VERSION,
             block_tokens=max(int(pool.page_size), 1),
@@ -195,6 +195,13 @@ def _part_sizes(pool: HostPool) -> list[int]:
 
     told = pool.get_page_buffer_meta(torch.arange(max(int(pool.page_size), 1)))
     return [int(size) for size in told[1]] if told else []
+
+
+def _dtype_of(pool: HostPool) -> str:
+    try:
+        return str(pool.dtype).removeprefix("torch.")
+    except AttributeError:  # pools of states hold tensors of several types
+        return "state"
 
 
 def _flat_bytes(pool: HostPool) -> int:

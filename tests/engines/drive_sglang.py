@@ -15,7 +15,7 @@ from .driver import LIMITS, Driver, content
 
 PAGE_TOKENS = 16
 LAYERS, HEADS, HEAD_DIM = 3, 2, 8
-PAGES = 64
+PAGES = 320
 WAIT_S = 30.0
 
 
