@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench bench-own lock clean
+ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvstored-engines
+
+.PHONY: setup run test e2e check bench bench-own lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -21,6 +23,11 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# real engines in environments of their own (3 GB, minutes), made below the user's cache folder; ARGS="-k turn" for a part
+e2e: setup
+	$(BIN)/python scripts/engine_env.py --root $(ENGINES) vllm
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
