@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvstored.client import GroupKind, GroupSpec, Keys, NamespaceSpec
 from kvstored.connectors.guarded import GuardedNamespace
-from kvstored.connectors.identity import namespace_of, revision_of, weights_fingerprint
+from kvstored.connectors.identity import namespace_of, weights_fingerprint
 from kvstored.connectors.options import ConnectorOptions
 from kvstored.errors import ConfigError, KvstoredError
 
@@ -132,10 +132,9 @@ class Spaces:
 
     def _spec(self, sort: Sort) -> NamespaceSpec:
         weights = weights_of(self._options.model or sort.model, self._options)
-        revision = revision_of(weights, {"lmcache": self._release})
         return namespace_of(
             model=f"{self._options.model or sort.model}#lmcache-mp-{sort.group}-{sort.world_size}-{sort.size_bytes}",
-            revision=revision,
+            revision=f"{weights}+lmcache{self._release}",
             dtype="bytes",
             layout="lmcache mp object",
             layout_version=LAYOUT_VERSION,

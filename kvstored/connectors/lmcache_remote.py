@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from kvstored.client import GetResult, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.connectors import versions
 from kvstored.connectors.guarded import GuardedNamespace
-from kvstored.connectors.identity import namespace_of, revision_of
+from kvstored.connectors.identity import namespace_of
 from kvstored.connectors.lmcache_objects import unchained, weights_of
 from kvstored.connectors.options import ConnectorOptions
 from kvstored.connectors.statistics import Stat
@@ -267,10 +267,9 @@ class KvstoredRemote(RemoteConnector):  # type: ignore[misc]  # LMCache ships no
         model = self._options.model or metadata.model_name
         shapes = [tuple(shape) for shape in self.meta_shapes]
         dtypes = ",".join(str(dtype).removeprefix("torch.") for dtype in self.meta_dtypes)
-        facts = {"lmcache": release, "shapes": shapes, "format": str(self.meta_fmt)}
         return namespace_of(
             model=f"{model}#lmcache-{metadata.world_size}",
-            revision=revision_of(weights_of(model, self._options), facts),
+            revision=f"{weights_of(model, self._options)}+lmcache{release}",
             dtype=dtypes,
             layout=f"lmcache {self.meta_fmt} {shapes}",
             layout_version=LAYOUT_VERSION,

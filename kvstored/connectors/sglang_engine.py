@@ -25,12 +25,11 @@ def model_of(config: HiCacheStorageConfig, options: ConnectorOptions, release: s
             f' {{"model": "name", "revision": "commit or version of the weights"}} model={name!r}'
         )
     facts = {
-        "sglang": release,
         "quantization": server.get("quantization"),
         "kv_cache_dtype": server.get("kv_cache_dtype"),
         "overrides": server.get("json_model_override_args"),
     }
-    return Model(name=name, revision=revision_of(weights, facts))
+    return Model(name=name, revision=f"{weights}+sglang{release}+{revision_of('', facts)[:8]}")
 
 
 def is_replicated(config: HiCacheStorageConfig, pool: HostPool, name: PoolName) -> bool:
