@@ -30,6 +30,7 @@ e2e: e2e-vllm e2e-sglang e2e-lmcache
 e2e-vllm: setup
 	$(BIN)/python scripts/engine_env.py --root $(ENGINES) vllm
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
+	PYTHONPATH=$(ENGINES)/vllm/vllm-0.33 OMP_NUM_THREADS=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e/test_vllm_tier.py tests/e2e/test_vllm_contract.py -m engine -W default -p no:cacheprovider -rs
 
 # their released packages without a GPU: storage threads and host memory are real, the model is not there
 e2e-sglang e2e-lmcache: e2e-%: setup

@@ -38,7 +38,7 @@ from kvstored.core.types import BATCH_KEYS_MAX
 T = TypeVar("T")
 
 _LOOKUP_KEYS = 1024
-"""Of one message: what has been answered when the time is over is a shorter prefix."""
+"""Of one message: what has been answered when the time is over is a shorter prefix. Where a hit depends on windows before it, as many as go."""
 _LOOKUPS_AT_ONCE = 4
 _ANSWER_S = 0.5
 """A slow tier is told by the daemon when the load's time is over; only a daemon that says nothing for longer is taken for hung."""
@@ -144,8 +144,10 @@ class GuardedNamespace:
 
     def _look(self, keys: Keys, told: list[Match], wait_s: float) -> None:
         """In a thread that may outlive the lookup: tells after each message."""
-        for start in range(0, len(keys), _LOOKUP_KEYS):
-            part = keys[start : start + _LOOKUP_KEYS]
+        is_plain = all(group.is_required for group in self.spec.groups)
+        step = _LOOKUP_KEYS if is_plain else BATCH_KEYS_MAX
+        for start in range(0, len(keys), step):
+            part = keys[start : start + step]
             found = self._matched(part, wait_s)
             if found is None:
                 return

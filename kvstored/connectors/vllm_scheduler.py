@@ -3,6 +3,7 @@
 Runs in vLLM's scheduling loop: one lookup a new request, by its deadline, and arithmetic.
 """
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -120,6 +121,7 @@ class SchedulerSide:
     _running: dict[str, _Running] = field(default_factory=dict)
     _plans: Plans = field(default_factory=Plans)
     _adapters: dict[tuple[int, str], str] = field(default_factory=dict)
+    _since_reset: tuple[bytes, ...] = ()
 
     # ---- admission
 
@@ -180,6 +182,11 @@ class SchedulerSide:
             if taken:
                 tokens[tier] = taken
         return {**tokens, -1: left} if left else tokens
+
+    def reset(self) -> None:
+        """Nothing that was stored before is found by this engine again, nor what its workers store late; other engines keep theirs."""
+        self._since_reset = (b"reset:" + secrets.token_bytes(16),)
+        self._found.clear()
 
     # ---- steps
 
@@ -276,13 +283,13 @@ class SchedulerSide:
         """vLLM's hashes hold salt, images, and an adapter's name and path; the adapter's weights come in here."""
         lora = request.lora_request
         if lora is None:
-            return ()
+            return self._since_reset
         known = (int(lora.lora_int_id), str(lora.lora_path))
         if known not in self._adapters:
             if len(self._adapters) >= _ADAPTERS_MAX:
                 self._adapters.clear()
             self._adapters[known] = identity.weights_fingerprint(Path(lora.lora_path))
-        return identity.extra_keys(lora=self._adapters[known])
+        return identity.extra_keys(lora=self._adapters[known]) + self._since_reset
 
 
 def _touches(load: Load, pages: AbstractSet[int]) -> bool:

@@ -263,6 +263,22 @@ def test_an_event_comes_when_every_worker_has_stored_its_part() -> None:
     assert events.stored({second: 2}) == [], "once"
 
 
+def test_after_a_reset_nothing_from_before_is_found_nor_stored_under_its_key() -> None:
+    """vLLM resets its cache after weights were changed in place: the fingerprint of their files does not know."""
+    scheduler, request = side(stored := Stored()), Request("r", 70)
+    scheduler.matched_tokens(request, 0)
+    scheduler.reset()
+    scheduler.matched_tokens(request, 0)
+    before, after = [keys.extra_keys for keys in stored.asked]
+    assert (before, len(after)) == ((), 1)
+    admitted(scheduler, request)
+    (store,) = step(scheduler, request, 70).stores
+    assert store.run.extra_keys == after
+    scheduler.reset()
+    scheduler.matched_tokens(Request("s", 70), 0)
+    assert stored.asked[-1].extra_keys not in (before, after)
+
+
 @pytest.mark.parametrize("tokens", [0, 15])
 def test_a_prompt_shorter_than_a_block_is_not_asked_for(tokens: int) -> None:
     stored = Stored()

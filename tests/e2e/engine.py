@@ -20,8 +20,19 @@ MODEL = Path(os.environ.get("E2E_MODELS") or ENGINES / "models") / "smollm2-hf"
 class Said:
     tokens: tuple[int, ...]
     text: str
+    logprobs: tuple[float, ...]
     cached: int
     seconds: float
+
+    @staticmethod
+    def of(answer: dict[str, Any]) -> "Said":
+        return Said(
+            tuple(answer["tokens"]),
+            answer["text"],
+            tuple(answer["logprobs"]),
+            answer["cached"],
+            answer["seconds"],
+        )
 
 
 class Engine:
@@ -50,13 +61,13 @@ class Engine:
             raise
 
     def generate(self, prompt: list[int], tokens: int, salt: str = "") -> Said:
-        said = self._ask(do="generate", prompt=prompt, tokens=tokens, salt=salt)
-        return Said(tuple(said["tokens"]), said["text"], said["cached"], said["seconds"])
+        return Said.of(self._ask(do="generate", prompt=prompt, tokens=tokens, salt=salt))
 
     def generate_all(self, prompts: list[list[int]], tokens: int) -> list[Said]:
         """At once."""
-        said = self._ask(do="generate_all", prompts=prompts, tokens=tokens)
-        return [Said(tuple(s["tokens"]), s["text"], s["cached"], s["seconds"]) for s in said]
+        return [
+            Said.of(each) for each in self._ask(do="generate_all", prompts=prompts, tokens=tokens)
+        ]
 
     def generating(self, prompt: list[int], tokens: int) -> Future[Said]:
         """Begun; what it says later."""

@@ -380,6 +380,15 @@ class TestWhatItDoes:
         with pytest.raises(ConfigError, match="pipeline_parallel_size"):
             layout_of(config, cache, ConnectorOptions())
 
+    def test_a_reset_of_vllm_s_cache_is_for_this_engine_alone(
+        self, served: Served, engine: Open
+    ) -> None:
+        first, second = engine().connected(), engine().connected()
+        first.computed(Request("a", 130), first_page=1)
+        assert second.scheduler.reset_cache() is True
+        assert second.admit(Request("b", 130), first_page=10) == 0
+        assert first.admit(Request("c", 130), first_page=10) == 128
+
     def test_options_that_are_not_known_end_the_start(self, engine: Open) -> None:
         with pytest.raises(ConfigError, match="adress"):
             engine(adress="x")
@@ -513,7 +522,7 @@ class TestFaults:
         first.computed(Request("a", 130), first_page=1)
         asked = Request("b", 130)
         assert second.admit(asked, first_page=10) == 128
-        assert second.scheduler.reset_cache() is True
+        assert first.worker._guarded.attempt(lambda namespace: namespace.clear(), 0) > 0
         told = second.loaded(asked)
         assert told.failed_recving == {"b"}
         assert told.invalid_block_ids == set(), "vLLM takes none of a model with several groups"

@@ -21,6 +21,8 @@ os.environ.update(
 
 def main() -> None:
     told = json.loads(sys.argv[1])
+    if told["engine"].get("tensor_parallel_size", 1) > 1:
+        os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
     engine = _engine(told)
@@ -46,12 +48,16 @@ def _said(engine: Any, given: list[dict[str, Any]], tokens: int) -> list[dict[st
     from vllm import SamplingParams
 
     began_s = time.perf_counter()
-    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    has_tokenizer = not engine.model_config.skip_tokenizer_init
+    sampling = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=has_tokenizer, logprobs=1
+    )
     outs = engine.generate(given, sampling, use_tqdm=False)
     return [
         {
             "tokens": list(out.outputs[0].token_ids),
             "text": out.outputs[0].text,
+            "logprobs": [next(iter(each.values())).logprob for each in out.outputs[0].logprobs],
             "cached": out.num_cached_tokens,
             "seconds": time.perf_counter() - began_s,
         }
