@@ -22,7 +22,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvstored.clock import SystemClock
 from kvstored.connectors import versions
 from kvstored.connectors.options import ConnectorOptions
-from kvstored.connectors.sglang_engine import is_replicated, model_of, storage_metrics
+from kvstored.connectors.sglang_engine import (
+    follow_selection,
+    is_replicated,
+    model_of,
+    storage_metrics,
+)
 from kvstored.connectors.sglang_pages import (
     HostPool,
     Indices,
@@ -45,6 +50,7 @@ _OF_SGLANG = frozenset(
     }
 )
 """Of the extra config; the rest is ours."""
+_REPORT = "report_selection"
 _SAMPLES_MAX = 1024
 
 
@@ -56,7 +62,7 @@ class KvstoredHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no 
         given: dict[str, object] = dict(storage_config.extra_config or {})
         self._in_place = bool(given.get("interface_v1", 0))
         self._options = ConnectorOptions.parsed(
-            {name: value for name, value in given.items() if name not in _OF_SGLANG}
+            {name: value for name, value in given.items() if name not in (*_OF_SGLANG, _REPORT)}
         )
         release = versions.check(versions.SGLANG)
         if versions.is_newer(release, versions.SGLANG):
@@ -64,6 +70,8 @@ class KvstoredHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no 
         self._model = model_of(storage_config, self._options, release)
         self._clock = SystemClock()
         self._spaces: dict[str, PoolSpace] = {}
+        self._reports = bool(given.get(_REPORT, False))
+        self._unfollow: Callable[[], None] | None = None
         self._samples = threading.Lock()
         self._reset_samples()
 
@@ -77,6 +85,11 @@ class KvstoredHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: PoolName) -> None:
         if host_pool_name != PoolName.KV:
             self._open(host_pool, host_pool_name, in_place=True)
+
+    def on_host_pools_registered(self) -> None:
+        """All pools are known: the one that attention selects from is told what it selected, where the user wants that."""
+        if self._reports and self._unfollow is None:
+            self._unfollow = self._safely("follow", lambda: follow_selection(self._spaces), None)
 
     @property
     def spaces(self) -> dict[str, PoolSpace]:
@@ -233,6 +246,8 @@ class KvstoredHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang ships no 
         return storage_metrics(loads, stores)
 
     def close(self) -> None:
+        if self._unfollow is not None:
+            self._unfollow()
         for space in self._spaces.values():
             space.guarded.close()
 

@@ -1,17 +1,24 @@
 """What the connector has to know of a running SGLang: whose weights it serves, and which of its pools are the same on every rank."""
 
+from array import array
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName
 
+from kvstored.client import Keys
 from kvstored.connectors.identity import revision_of, weights_fingerprint
 from kvstored.connectors.options import ConnectorOptions
-from kvstored.connectors.sglang_pages import HostPool, Model
+from kvstored.connectors.sglang_pages import HostPool, Model, PoolSpace
+from kvstored.connectors.sglang_selection import Selection, Selections, follow
 from kvstored.errors import ConfigError
 
 _SHARDED = ("MHATokenToKVPoolHost", "MHATokenToKOnlyPoolHost", "MambaPoolHost")
 """Classes of host pools, and all derived from them, that hold a rank's own heads even where the main pool is replicated."""
+
+_SELECTED = (("deepseek_v4_c4", 4),)
+"""Pools that a model selects from, where it is not the main one, and how many tokens a row of them stands for."""
 
 
 def model_of(config: HiCacheStorageConfig, options: ConnectorOptions, release: str) -> Model:
@@ -37,6 +44,30 @@ def is_replicated(config: HiCacheStorageConfig, pool: HostPool, name: PoolName) 
     if not config.is_mla_model or name == PoolName.MAMBA:
         return False
     return not any(each.__name__ in _SHARDED for each in type(pool).__mro__)
+
+
+def follow_selection(spaces: Mapping[str, PoolSpace]) -> Callable[[], None]:
+    """Tells the daemon which pages attention selects, of the pool that it selects from. What is returned ends that."""
+    from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: PLC0415 - heavy
+    from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: PLC0415
+
+    name, ratio = next((each for each in _SELECTED if each[0] in spaces), ("kv", 1))
+    space = spaces[name]
+    page_tokens = space.guarded.spec.block_tokens
+
+    def keys_of(selection: Selection) -> Keys:
+        tokens = array("q", selection.tokens)
+        key = RadixKey(tokens, selection.extra_key, cache_salt=selection.cache_salt)
+        return space.keys(get_storage_hash_str(key, None, page_size=page_tokens))
+
+    selections = Selections(space.guarded, keys_of, page_tokens=page_tokens, ratio=ratio)
+    unfollow = follow(selections)
+
+    def end() -> None:
+        unfollow()
+        selections.close()
+
+    return end
 
 
 def storage_metrics(loads: list[tuple[int, float]], stores: list[tuple[int, float]]) -> Any:

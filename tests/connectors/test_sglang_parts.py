@@ -2,10 +2,12 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from kvstored.client import Client
 from kvstored.connectors import versions
 from kvstored.connectors.breaker import State
 from kvstored.connectors.sglang_pages import Place, key_of, usable_prefixes
+from kvstored.connectors.sglang_selection import WAITING_MAX, Selection, Selections, page_scores
 from kvstored.errors import ConfigError
 from tests.crash.served import Served, wait_until
 
@@ -237,3 +240,48 @@ def test_a_pool_s_own_exception_is_a_miss(served: Served, make: Callable[..., An
 def test_weights_must_be_told_apart(make: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="revision"):
         make(options={"revision": ""})
+
+
+# ---- what attention selects
+
+
+def test_the_share_of_each_page_in_what_was_chosen() -> None:
+    chosen = np.array([[[0, 15, 16, -1]], [[16, 47, 9999, -1]]], dtype=np.int32)
+    assert page_scores(chosen, pages=3, page_tokens=16, ratio=1) == [0.4, 0.4, 0.2]
+    # Rows of four tokens: row 4 begins at token 16.
+    rows = np.array([0, 3, 4, 11], dtype=np.int32)
+    assert page_scores(rows, pages=3, page_tokens=16, ratio=4) == [0.5, 0.25, 0.25]
+    assert page_scores(rows[:0], pages=2, page_tokens=16, ratio=1) == [0.0, 0.0]
+
+
+def test_a_scheduler_is_never_held_and_what_is_too_much_is_dropped(
+    served: Served, make: Callable[..., Any]
+) -> None:
+    storage = up(make())
+    space = storage.spaces["kv"]
+    storage.batch_set_v1(HASHES[:4], filled(storage.mem_pool_host, 4))
+    begun, go = threading.Event(), threading.Event()
+
+    def keys_of(selection: Selection) -> Any:
+        begun.set()
+        assert go.wait(10)
+        return space.keys(HASHES[: len(selection.tokens) // 16])
+
+    selections = Selections(space.guarded, keys_of, page_tokens=16, ratio=1)
+    request = SimpleNamespace(
+        origin_input_ids=range(60),
+        output_ids_through_stop=range(4),
+        extra_key=None,
+        cache_salt=None,
+        indexer_topk=np.array([[[0, 20]]] * 100, dtype=np.int32),
+    )
+    selections.finished(request)
+    assert begun.wait(10)
+    began_s = time.perf_counter()
+    for _ in range(1000):
+        selections.finished(request)
+    assert time.perf_counter() - began_s < SLACK_S
+    go.set()
+    # The one that was begun, and as many as may wait; two pages of each were chosen.
+    wait_until(lambda: selections.told == 2 * (WAITING_MAX + 1))
+    selections.close()

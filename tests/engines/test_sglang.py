@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from kvstored.connectors.breaker import State
 from kvstored.errors import ConfigError
-from tests.crash.served import Served
+from tests.crash.served import Served, wait_until
 
 from .drive_sglang import (
     PAGE_TOKENS,
@@ -552,3 +553,74 @@ def test_the_ranks_of_a_server_reach_the_connector(served: Served, folder: Path)
             assert space.guarded.spec.block_tokens == PAGE_TOKENS
         finally:
             driver.close()
+
+
+# ---- what attention selects
+
+
+def test_what_the_capturer_collected_of_a_request_is_told_to_the_daemon(
+    backend: Callable[..., Any],
+) -> None:
+    """SGLang's own capturer and scheduler method; the requests and their choices are ours."""
+    import torch
+    from sglang.srt.managers.scheduler_components.batch_result_processor import (
+        SchedulerBatchResultProcessor as Processor,
+    )
+    from sglang.srt.state_capturer.indexer_topk import (
+        IndexerTopkCapturer,
+        set_global_indexer_capturer,
+    )
+
+    assert not [
+        *differences(Processor, {"_maybe_collect_indexer_topk": ["req"]}),
+        *differences(
+            IndexerTopkCapturer,
+            {"get_topk": ["req_pool_idx", "seqlen", "req_to_token_pool", "start_len"]},
+        ),
+    ]
+    before = Processor._maybe_collect_indexer_topk
+    ours = backend(report_selection=True)
+    hashes = hashes_of(4)
+    assert all(ours.batch_set_v1(hashes, filled(ours.mem_pool_host, 4, 1)))
+
+    layers, chosen, tokens = 2, 3, 4 * PAGE_TOKENS
+    collected = torch.full((tokens, layers, chosen), -1, dtype=torch.int32)
+    collected[-1, 0, :] = torch.tensor([0, 3, 2 * PAGE_TOKENS + 5])
+    capturer = IndexerTopkCapturer.__new__(IndexerTopkCapturer)
+    capturer.host_cache = SimpleNamespace(buffer=collected)
+    set_global_indexer_capturer(capturer)
+    slots = SimpleNamespace(req_to_token=torch.arange(tokens).reshape(1, -1))
+    request = SimpleNamespace(
+        origin_input_ids=tokens_of([0, 1, 2]),
+        output_ids_through_stop=[*tokens_of([3]), 7],
+        extra_key=None,
+        cache_salt=None,
+        kv=SimpleNamespace(req_pool_idx=0),
+        indexer_topk=None,
+    )
+    touched: list[tuple[bytes, ...]] = []
+    space = ours.spaces["kv"]
+    attempt = space.guarded.attempt
+
+    def seen(call: Any, otherwise: Any) -> Any:
+        class Names:
+            def report(self, keys: Any, scores: list[float]) -> int:
+                touched.append(
+                    tuple(k for k, score in zip(keys.keys, scores, strict=True) if score)
+                )
+                return int(attempt(lambda ns: ns.report(keys, scores), 0))
+
+        return call(Names())
+
+    space.guarded.attempt = seen
+    try:
+        processor = SimpleNamespace(req_to_token_pool=slots)
+        Processor._maybe_collect_indexer_topk(processor, request)
+        wait_until(lambda: touched, what="the daemon is told")
+    finally:
+        set_global_indexer_capturer(None)
+        space.guarded.attempt = attempt
+    wanted = space.keys(hashes).keys
+    assert touched == [(wanted[0], wanted[2])]
+    ours.close()
+    assert Processor._maybe_collect_indexer_topk is before, "SGLang is as it was"
