@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench bench-own lock clean
+.PHONY: setup run demo test check bench bench-own lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -18,6 +18,10 @@ $(READY): requirements.lock pyproject.toml
 
 run: setup
 	$(BIN)/kvstored serve
+
+# a real model on one core, without kvstored and with one of its own; ARGS="--json", "--picture demo.png", "--document my.txt"
+demo: setup
+	$(BIN)/python -m examples.smollm2 $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest
