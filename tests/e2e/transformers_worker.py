@@ -1,0 +1,171 @@
+"""Run by an engine's Python: models of Transformers, with and without the connector."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+)
+
+from kvstored.connectors.options import ConnectorOptions
+from kvstored.connectors.transformers import KvstoredCache
+
+_SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+WINDOW = 48
+
+
+class Engine:
+    """One model; `open` gives it a connector."""
+
+    def __init__(self, name: str) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(7)
+        if name == "llama":  # random weights, large steps, so that greedy choices are far apart
+            self.model = LlamaForCausalLM(LlamaConfig(**_SIZES, initializer_range=0.2)).eval()
+        elif name == "gemma":
+            kinds = ["sliding_attention"] * 3 + ["full_attention"]
+            config = Gemma3TextConfig(**_SIZES, layer_types=kinds, sliding_window=WINDOW)
+            self.model = Gemma3ForCausalLM(config).eval()
+        else:
+            self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16).eval()
+        self.connector: KvstoredCache | None = None
+
+    def open(self, options: dict[str, Any], block_tokens: int, wait_s: float) -> bool:
+        began = ConnectorOptions.parsed(options)
+        self.connector = KvstoredCache(self.model, began, block_tokens=block_tokens)
+        return self.connector.connected(wait_s)
+
+    def connected(self, wait_s: float) -> bool:
+        return self._cached.connected(wait_s)
+
+    def alone(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        cache = DynamicCache(config=self.model.config)
+        return self._generated(ids, tokens, cache, time.perf_counter(), 0)
+
+    def ask(self, ids: list[int], tokens: int, static: bool = False) -> dict[str, Any]:
+        """Load, generate, store."""
+        began = time.perf_counter()
+        into = None
+        if static:
+            into = StaticCache(config=self.model.config, max_cache_len=len(ids) + tokens)
+        cache = self._cached.load(ids, into=into)
+        loaded = int(cache.get_seq_length())
+        told = self._generated(ids, tokens, cache, began, loaded)
+        stores_s = time.perf_counter()
+        told["taken"] = self._cached.store(told["ids"], cache)
+        told["store_s"] = time.perf_counter() - stores_s
+        told["flushed"] = self._cached.flush(20)
+        return told
+
+    def exact(self, ids: list[int], first: int) -> dict[str, Any]:
+        """The first ids and then the rest, once in one cache, once with what the connector stored of the first in between."""
+        kept = DynamicCache()
+        self._logits(ids[:first], kept)
+        self._cached.store(ids[:first], kept)
+        self._cached.flush(20)
+        loaded = self._cached.load(ids)
+        tokens = int(loaded.get_seq_length())
+        pairs = list(zip(kept.layers, loaded.layers, strict=True))
+        same = all(
+            torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) for a, b in pairs
+        )
+        without, again = self._logits(ids[first:], kept), self._logits(ids[first:], loaded)
+        whole = self._logits(ids, DynamicCache(config=self.model.config))[:, first:]
+        return {
+            "tokens": tokens,
+            "kv_is_equal": same,
+            "logits_are_equal": torch.equal(without, again),
+            "to_one_pass": (whole - again).abs().max().item(),
+            "same_choices": (whole.argmax(-1) == again.argmax(-1)).float().mean().item(),
+        }
+
+    def refused(self, kind: str) -> str:
+        """What is said where something cannot be stored."""
+        try:
+            if kind == "windows":
+                self._cached.load([1, 2, 3], into=DynamicCache(config=self.model.config))
+            elif kind == "batch":
+                self._cached.load(torch.ones((2, 3), dtype=torch.long))
+            elif kind == "full":
+                cache = DynamicCache()
+                self._logits([1, 2, 3], cache)
+                self._cached.load([1, 2, 3], into=cache)
+        except Exception as error:  # noqa: BLE001 - what is asked for
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def statistics(self) -> dict[str, float]:
+        return self._cached.statistics.totals()
+
+    @property
+    def _cached(self) -> KvstoredCache:
+        assert self.connector is not None
+        return self.connector
+
+    def _logits(self, ids: list[int], cache: DynamicCache) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(torch.tensor([ids]), past_key_values=cache).logits
+
+    def _generated(
+        self, ids: list[int], tokens: int, cache: Any, began: float, loaded: int
+    ) -> dict[str, Any]:
+        first: list[float] = []
+
+        def note(_ids: Any, scores: Any) -> Any:
+            first.append(time.perf_counter() - began)
+            return scores
+
+        given = torch.tensor([ids])
+        made = self.model.generate(
+            given, cache=cache, max_new_tokens=tokens, do_sample=False, logits_processor=[note]
+        )
+        prompt = _hash(cache, loaded or len(ids) // 64 * 64)
+        return {"ids": made[0].tolist(), "loaded": loaded, "ttft_s": first[0], "kv": prompt}
+
+
+def _hash(cache: Any, tokens: int) -> str:
+    """Of the first tokens' keys and values, where the layers hold them all."""
+    hasher = hashlib.sha256()
+    for layer in cache.layers:
+        for tensor in (layer.keys, layer.values):
+            part = tensor[:, :, :tokens].contiguous().view(torch.uint8)
+            hasher.update(part.numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def main() -> None:
+    engine = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        call = asked.pop("call")
+        if call == "model":
+            engine, told = Engine(**asked), True
+        else:
+            told = getattr(engine, call)(**asked)
+        os.write(1, json.dumps(told).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    Path("/proc/self/oom_score_adj").write_text("500")  # before the machine, not instead of it
+    main()
