@@ -184,7 +184,7 @@ def _parameters_fingerprint(model: Any) -> str:
 def _ids(given: Any) -> list[int]:
     """Of one sequence: ids as `generate` takes and gives them, (1, tokens), or a plain sequence."""
     ids = torch.as_tensor(given)
-    if ids.ndim == 2 and len(ids) == 1:  # noqa: PLR2004 - a batch of one
+    if ids.ndim == 2 and len(ids) == 1:
         ids = ids[0]
     if ids.ndim != 1 or not len(ids):
         raise InvalidArgument(

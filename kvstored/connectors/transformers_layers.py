@@ -77,7 +77,9 @@ def shape_of(model: Any) -> CacheShape:
     layers = [layer for layer in cache.layers if layer.is_initialized]
     dtypes = {tensor.dtype for layer in layers for tensor in (layer.keys, layer.values)}
     if len(layers) != len(cache.layers) or len(dtypes) != 1:
-        raise ConfigError(f"layers share their KV or differ in dtype dtypes={sorted(map(str, dtypes))}")
+        raise ConfigError(
+            f"layers share their KV or differ in dtype dtypes={sorted(map(str, dtypes))}"
+        )
     shapes = (
         LayerShape(each.keys.shape[1], each.keys.shape[3], each.values.shape[3], each.keys.device)
         for each in layers
@@ -116,14 +118,10 @@ def pairs_of(cache: Cache, tokens: int) -> list[Pair]:
     ]
 
 
-def blocks_of(
-    pairs: Sequence[Pair], first: int, end: int, block_tokens: int
-) -> list[list[Bytes]]:
+def blocks_of(pairs: Sequence[Pair], first: int, end: int, block_tokens: int) -> list[list[Bytes]]:
     """The arrays of each block, without a copy."""
     whole = [tensor[0].view(torch.uint8).numpy() for pair in pairs for tensor in pair]
     return [
         [array[:, i * block_tokens : (i + 1) * block_tokens] for array in whole]
         for i in range(first, end)
     ]
-
-

@@ -5,12 +5,12 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -33,6 +33,7 @@ _SIZES = {
     "max_position_embeddings": 4096,
 }
 WINDOW = 48
+BLOCK_TOKENS = 64
 
 
 class Engine:
@@ -48,12 +49,26 @@ class Engine:
             config = Gemma3TextConfig(**_SIZES, layer_types=kinds, sliding_window=WINDOW)
             self.model = Gemma3ForCausalLM(config).eval()
         else:
+            self.tokenizer = AutoTokenizer.from_pretrained(name)
             self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16).eval()
         self.connector: KvstoredCache | None = None
 
-    def open(self, options: dict[str, Any], block_tokens: int, wait_s: float) -> bool:
-        began = ConnectorOptions.parsed(options)
-        self.connector = KvstoredCache(self.model, began, block_tokens=block_tokens)
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids)
+        return text
+
+    def open(
+        self, options: dict[str, Any], wait_s: float, block_tokens: int = BLOCK_TOKENS
+    ) -> bool:
+        """Anew, as a new process would."""
+        if self.connector is not None:
+            self.connector.close()
+        parsed = ConnectorOptions.parsed(options)
+        self.connector = KvstoredCache(self.model, parsed, block_tokens=block_tokens)
         return self.connector.connected(wait_s)
 
     def connected(self, wait_s: float) -> bool:
@@ -70,11 +85,12 @@ class Engine:
         if static:
             into = StaticCache(config=self.model.config, max_cache_len=len(ids) + tokens)
         cache = self._cached.load(ids, into=into)
+        load_s = time.perf_counter() - began
         loaded = int(cache.get_seq_length())
         told = self._generated(ids, tokens, cache, began, loaded)
-        stores_s = time.perf_counter()
+        stores = time.perf_counter()
         told["taken"] = self._cached.store(told["ids"], cache)
-        told["store_s"] = time.perf_counter() - stores_s
+        told |= {"load_s": load_s, "store_s": time.perf_counter() - stores}
         told["flushed"] = self._cached.flush(20)
         return told
 
@@ -140,17 +156,21 @@ class Engine:
         made = self.model.generate(
             given, cache=cache, max_new_tokens=tokens, do_sample=False, logits_processor=[note]
         )
-        prompt = _hash(cache, loaded or len(ids) // 64 * 64)
-        return {"ids": made[0].tolist(), "loaded": loaded, "ttft_s": first[0], "kv": prompt}
+        blocks = _block_hashes(cache, len(ids))
+        return {"ids": made[0].tolist(), "loaded": loaded, "ttft_s": first[0], "blocks": blocks}
 
 
-def _hash(cache: Any, tokens: int) -> str:
-    """Of the first tokens' keys and values, where the layers hold them all."""
+def _block_hashes(cache: Any, tokens: int) -> list[str]:
+    """Of the keys and values of each full block, where the layers hold them all."""
+    return [_block_hash(cache, i) for i in range(tokens // BLOCK_TOKENS)]
+
+
+def _block_hash(cache: Any, index: int) -> str:
     hasher = hashlib.sha256()
     for layer in cache.layers:
         for tensor in (layer.keys, layer.values):
-            part = tensor[:, :, :tokens].contiguous().view(torch.uint8)
-            hasher.update(part.numpy().tobytes())
+            part = tensor[:, :, index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            hasher.update(part.contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
 
 
@@ -167,5 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    Path("/proc/self/oom_score_adj").write_text("500")  # before the machine, not instead of it
     main()
