@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run demo test check bench bench-own lock clean
+ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvstored-engines
+E2E := vllm transformers
+
+.PHONY: setup run demo test e2e check bench bench-own lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -25,6 +28,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# real engines in environments of their own (3 GB, minutes), made below the user's cache folder; E2E=transformers for one, ARGS="-k turn" for a part
+e2e: setup
+	$(BIN)/python scripts/engine_env.py --root $(ENGINES) $(E2E)
+	set -e; for engine in $(E2E); do \
+		OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/$$engine/bin/python -m pytest tests/e2e/test_$$engine*.py -m engine -W default -p no:cacheprovider -rs -s $(ARGS); \
+	done
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,10 +1,9 @@
 """A namespace of the daemon as an engine may use it: nothing raises, and nothing waits beyond its limit.
 
-A daemon that is absent, killed, hung or restarting makes every call a miss; two threads of its own (one that reaches for the daemon,
-one that stores) and a few that wait for lookups do the rest. One log line tells each change. One object a process: make it after a fork.
+A daemon that is absent, killed, hung or restarting makes every call a miss; threads of its own (one that reaches for the daemon, one that
+stores, a few that wait for lookups) do the rest. One object a process: make it after a fork.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from kvstored.client import (
-    Client,
     FillStatus,
     GetResult,
     Keys,
@@ -28,34 +26,24 @@ from kvstored.client.keys import ExtraKeys, extra_keys_of
 from kvstored.client.rows import selection_of
 from kvstored.client.scatter import BufferRow, Gather, Ranges, gathers_of
 from kvstored.clock import Clock, SystemClock
-from kvstored.connectors.breaker import Breaker, State
+from kvstored.connectors.breaker import State
 from kvstored.connectors.options import ConnectorOptions
-from kvstored.connectors.queue import Batch, StoreQueue
+from kvstored.connectors.queue import Batch, Done, StoreQueue
+from kvstored.connectors.reach import Reach
 from kvstored.connectors.statistics import HIT_TIER_TOKENS, Stat, Statistics
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.namespace import digest
 from kvstored.core.types import BATCH_KEYS_MAX
-from kvstored.errors import (
-    Busy,
-    DeadlineExceeded,
-    InvalidArgument,
-    KvstoredError,
-    NotFound,
-    PermissionDenied,
-    Unavailable,
-)
 
 T = TypeVar("T")
-
-log = logging.getLogger("kvstored.connectors")
 
 _LOOKUP_KEYS = 1024
 """Of one message: what has been answered when the time is over is a shorter prefix."""
 _LOOKUPS_AT_ONCE = 4
+_ANSWER_S = 0.5
+"""A slow tier is told by the daemon when the load's time is over; only a daemon that says nothing for longer is taken for hung."""
 _LOAD_BYTES = 64 << 20
 """Of one message, as above."""
-_GONE = (Unavailable, DeadlineExceeded, NotFound)
-"""The daemon, or the namespace in it, is not there any more: open it again."""
 NO_MATCH = Match(0, 0, 0, 0, (0, 0, 0, 0), "away")
 
 
@@ -94,60 +82,31 @@ class GuardedNamespace:
         self.statistics = Statistics()
         self._digest = digest(spec)
         self._options = options
-        self._name = name
         self._clock = clock or SystemClock()
-        self._client = Client(
-            options.address,
-            name=name,
-            timeout_s=options.load_s,
-            connect_timeout_s=options.probe_s,
-            clock=self._clock,
-        )
-        self._namespace: Namespace | None = None
-        self._breaker = Breaker()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._logged: set[type[BaseException]] = set()
+        self._reach = Reach(spec, options, self.statistics, name=name, clock=self._clock)
         self._lookups = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, "kvstored-lookup")
         self._lookup_slots = threading.BoundedSemaphore(_LOOKUPS_AT_ONCE)
         self._queue = StoreQueue(self._store_batch, bytes_max=options.queue_bytes)
-        threading.Thread(target=self._reach, name="kvstored-reach", daemon=True).start()
 
     # ---- the daemon
 
     @property
     def state(self) -> State:
-        return self._breaker.state
+        return self._reach.state
 
     def connected(self, timeout_s: float) -> bool:
         """Waits until the daemon is there, or has refused; whether it is there."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.state is not State.AWAY, timeout_s)
-            return self.state is State.UP
+        return self._reach.connected(timeout_s)
 
     def attempt(self, call: Callable[[Namespace], T], otherwise: T) -> T:
         """Any other call of the namespace, guarded as those below: `otherwise` where it cannot be had."""
-        namespace = self._namespace
-        if namespace is None or self.state is not State.UP:
-            self.statistics.count(Stat.SKIPPED_CALLS)
-            return otherwise
-        try:
-            found = call(namespace)
-        except Exception as error:  # noqa: BLE001 - the border to the engine: a cache never ends it
-            self._failed(error)
-            return otherwise
-        self._breaker.answered()
-        return found
+        return self._reach.attempt(call, otherwise)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stores what waits, as long as there is time, and ends the session."""
         self._queue.close(timeout_s)
-        with self._changed:
-            self._is_closed = True
-            self._breaker.refused()
-            self._changed.notify_all()
         self._lookups.shutdown(wait=False)
-        self._client.close()
+        self._reach.close()
 
     # ---- keys
 
@@ -179,7 +138,7 @@ class GuardedNamespace:
         try:
             asked.result(wait_s)
         except FutureTimeoutError:
-            self._failed_lookup(wait_s)
+            self._reach.timed_out(wait_s)
         self.statistics.count(Stat.LOOKUP_SECONDS, self._clock.elapsed_s() - began_s)
         return told[0]
 
@@ -229,13 +188,13 @@ class GuardedNamespace:
                 ranges=ranges,
                 verify=self._options.verify,
                 load_deadline_s=left_s,
-                timeout_s=left_s,
+                timeout_s=left_s + _ANSWER_S,
             )
             found: GetResult | None = self.attempt(call, None)
             if found is None:
                 break
             filled += found.filled
-            self._count_loaded(keys[start:stop], found, block_bytes)
+            self._count_loaded(keys[start:stop], found, block_bytes, block_bytes / sum(pieces))
             if found.prefix_hits < stop - start and not keys.unchained:
                 break
         missing = len(keys) - len(filled)
@@ -289,15 +248,16 @@ class GuardedNamespace:
         groups: Sequence[str] | None = None,
         shard: int = 0,
         ends_path: bool = True,
+        done: Done | None = None,
     ) -> int:
         """Copies the first blocks, as many as there is room for, and stores them in the background; how many. The buffers are the
-        caller's again when it returns.
+        caller's again when it returns. `done` is told, by the background, which of those taken are stored; it must be quick.
         """
         began_s = self._clock.elapsed_s()
         try:
-            taken = self._staged(keys, buffers, groups, shard, ends_path=ends_path)
+            taken = self._staged(keys, buffers, groups, shard, done, ends_path=ends_path)
         except Exception as error:  # noqa: BLE001 - as in `attempt`
-            self._failed(error)
+            self._reach.failed(error)
             return 0
         self.statistics.count(Stat.STAGED_SECONDS, self._clock.elapsed_s() - began_s)
         return taken
@@ -312,6 +272,7 @@ class GuardedNamespace:
         buffers: Sequence[BufferRow],
         groups: Sequence[str] | None,
         shard: int,
+        done: Done | None,
         *,
         ends_path: bool,
     ) -> int:
@@ -327,113 +288,31 @@ class GuardedNamespace:
             copied = tuple(tuple(_copied(row)) for row in rows[:taken])
             named = None if groups is None else tuple(groups)
             is_end = ends_path and taken == len(keys)
-            self._queue.add(Batch(keys[:taken], copied, named, shard, is_end))
+            self._queue.add(Batch(keys[:taken], copied, named, shard, is_end, done))
         return taken
 
     def _store_batch(self, batch: Batch) -> None:
-        self.store(
+        stored = self.store(
             batch.keys,
             batch.rows if self._groups_count(batch.groups) > 1 else [row[0] for row in batch.rows],
             groups=batch.groups,
             shard=batch.shard,
             ends_path=batch.ends_path,
         )
+        if batch.done is not None:
+            batch.done(batch.keys, stored)
 
     # ---- inside
 
-    def _reach(self) -> None:
-        """The thread that opens the namespace, again and again while the daemon is away."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self.state is State.AWAY)
-                if self._is_closed or self.state is State.OFF:
-                    return
-            began_s = self._clock.elapsed_s()
-            try:
-                opened = self._client.open_namespace(
-                    self.spec, supersede=self._options.supersede, timeout_s=self._options.probe_s
-                )
-            except (InvalidArgument, PermissionDenied) as error:
-                self._refused(error)
-                return
-            except Exception as error:  # noqa: BLE001 - the border of a thread: told once, tried again
-                self._told_away(error)
-                with self._changed:
-                    wait_s = self._breaker.next_try_s()
-                    self._changed.wait_for(lambda: self._is_closed, wait_s)
-            else:
-                self._reached(opened, self._clock.elapsed_s() - began_s)
-
-    def _reached(self, namespace: Namespace, took_s: float) -> None:
-        with self._changed:
-            if self._is_closed:
-                return
-            self._namespace = namespace
-            self._breaker.reached()
-            self._logged.clear()
-            self._changed.notify_all()
-        log.warning(
-            "kvstored is there: connector=%s address=%s namespace=%s seconds=%.3f",
-            self._name,
-            self._client.address,
-            namespace.digest.hex()[:16],
-            took_s,
-        )
-
-    def _refused(self, error: KvstoredError) -> None:
-        with self._changed:
-            self._breaker.refused()
-            self._changed.notify_all()
-        log.error(
-            "kvstored refuses this engine, its connector is off: connector=%s %s", self._name, error
-        )
-
-    def _told_away(self, error: BaseException) -> None:
-        """Once an outage, and for each new kind of error in it."""
-        if type(error) not in self._logged:
-            self._logged.add(type(error))
-            log.warning("kvstored is away, going on without: connector=%s %s", self._name, error)
-
-    def _lost(self, error: BaseException) -> None:
-        with self._changed:
-            is_new = self._breaker.lost()
-            self._changed.notify_all()
-        if is_new:
-            self.statistics.count(Stat.OUTAGES)
-            self._told_away(error)
-
-    def _failed_lookup(self, wait_s: float) -> None:
-        self.statistics.count(Stat.TIMEOUT_ERRORS)
-        with self._changed:
-            is_new = self._breaker.timed_out()
-            self._changed.notify_all()
-        if is_new:
-            self.statistics.count(Stat.OUTAGES)
-            self._told_away(DeadlineExceeded(f"lookups have no answer seconds={wait_s}"))
-
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, Unavailable):
-            self.statistics.count(Stat.UNAVAILABLE_ERRORS)
-        elif isinstance(error, DeadlineExceeded):
-            self.statistics.count(Stat.TIMEOUT_ERRORS)
-        else:
-            self.statistics.count(Stat.OTHER_ERRORS)
-        if isinstance(error, _GONE):
-            self._lost(error)
-        elif not isinstance(error, Busy) and type(error) not in self._logged:
-            self._logged.add(type(error))
-            log.error("a call failed, a miss: connector=%s", self._name, exc_info=error)
-
-    def _count_loaded(self, keys: Keys, found: GetResult, block_bytes: int) -> None:
-        tokens = self.spec.block_tokens
+    def _count_loaded(self, keys: Keys, found: GetResult, block_bytes: int, share: float) -> None:
+        """`share`: of each block, where only ranges of it were loaded: all ranges together count as the block."""
         whole = [all(row) for row in found.filled]
-        for tier, is_whole in zip(found.tiers, whole, strict=True):
+        tokens = [self.spec.block_tokens] * len(whole)
+        tokens[-1] = keys.last_valid_tokens or tokens[-1]
+        for tier, is_whole, valid in zip(found.tiers, whole, tokens, strict=True):
             if is_whole and tier < len(HIT_TIER_TOKENS):
-                self.statistics.count(HIT_TIER_TOKENS[tier], tokens)
-        if keys.last_valid_tokens and whole[-1] and found.tiers[-1] < len(HIT_TIER_TOKENS):
-            short = tokens - keys.last_valid_tokens
-            self.statistics.count(HIT_TIER_TOKENS[found.tiers[-1]], -short)
-        self.statistics.count(Stat.LOADED_BLOCKS, whole.count(True))
+                self.statistics.count(HIT_TIER_TOKENS[tier], valid * share)
+        self.statistics.count(Stat.LOADED_BLOCKS, whole.count(True) * share)
         self.statistics.count(Stat.LOADED_BYTES, whole.count(True) * block_bytes)
         self.statistics.count(Stat.LOAD_CORRUPT_BLOCKS, found.corrupt)
 

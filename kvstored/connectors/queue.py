@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from kvstored.client import Keys
 from kvstored.client.copying import Bytes
 
+Done = Callable[[Keys, tuple[bool, ...]], None]
+"""Told when a batch has been tried: per key whether it is stored."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -21,6 +24,7 @@ class Batch:
     groups: tuple[str, ...] | None
     shard: int
     ends_path: bool
+    done: Done | None = None
 
     @property
     def size_bytes(self) -> int:

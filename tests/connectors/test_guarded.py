@@ -318,4 +318,4 @@ def test_closing_ends_its_threads_and_what_comes_later_is_a_miss(
     names = {"kvstored-reach", "kvstored-store"}
     wait_until(lambda: not names & {t.name for t in threading.enumerate()}, 5)
     with pytest.raises(Unavailable):
-        guarded._client.session()
+        guarded._reach._client.session()

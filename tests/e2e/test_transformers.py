@@ -1,20 +1,27 @@
 """KvstoredCache in real Transformers: a real model, and small random ones for what is not about a model."""
 
+import importlib.util
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.crash.served import ROOT, Served, wait_until
+from tests.e2e.engine import MODEL
 from tests.e2e.worker import Worker
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+if importlib.util.find_spec("transformers") is None or not MODEL.is_dir():
+    reason = "Transformers and its model are not in this environment: make e2e"
+    pytest.skip(reason, allow_module_level=True)
 
 MODULE = "tests.e2e.transformers_worker"
 BLOCK_TOKENS = 64
@@ -24,6 +31,21 @@ LIMITS = {"lookup": "500ms", "load": "2s", "store": "2s", "probe": "500ms"}
 NEW = 6
 
 Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Makes daemons, each in a folder of its own; all end with the test."""
+    with ExitStack() as stack:
+
+        def make(**sizes: str) -> Served:
+            # Not tmp_path: a socket's path has at most 107 bytes.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvs"))
+            served = Served(Path(folder), **sizes)
+            stack.callback(served.end)
+            return served
+
+        yield make
 
 
 def options(served: Served, **more: Any) -> dict[str, Any]:
@@ -43,25 +65,23 @@ def check(engine: Worker, ids: list[int], told: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(transformers_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with Worker(transformers_python, MODULE, tmp_path_factory.mktemp("llama") / "log") as made:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(MODULE, tmp_path_factory.mktemp("llama") / "log") as made:
         made("model", name="llama")
         yield made
 
 
 @pytest.fixture(scope="module")
-def gemma(transformers_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with Worker(transformers_python, MODULE, tmp_path_factory.mktemp("gemma") / "log") as made:
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(MODULE, tmp_path_factory.mktemp("gemma") / "log") as made:
         made("model", name="gemma")
         yield made
 
 
 @pytest.fixture(scope="module")
-def engine(
-    transformers_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Worker]:
-    with Worker(transformers_python, MODULE, tmp_path_factory.mktemp("smollm2") / "log") as made:
-        made("model", name=str(smollm2))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with Worker(MODULE, tmp_path_factory.mktemp("smollm2") / "log") as made:
+        made("model", name=str(MODEL))
         yield made
 
 

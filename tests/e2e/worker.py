@@ -1,8 +1,9 @@
-"""A process of an engine, asked by lines of JSON; every answer has a deadline."""
+"""A process of this engine's Python, asked by lines of JSON; every answer has a deadline."""
 
 import json
 import select
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +15,10 @@ ANSWER_S = 300.0
 
 
 class Worker:
-    def __init__(self, python: Path, module: str, log: Path) -> None:
+    def __init__(self, module: str, log: Path) -> None:
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [python, "-m", module],
+                [sys.executable, "-m", module],
                 env={**environment(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
                 cwd=ROOT,
                 stdin=subprocess.PIPE,

@@ -1,0 +1,268 @@
+# ruff: noqa: T201 - figures are shown
+"""Real vLLM engines on the CPU with a real model, sharing prefixes through a real daemon. `make e2e` runs it in an environment of its own."""
+
+import importlib.util
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.crash.served import ROOT, Served, wait_until
+
+from .engine import MODEL, Engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+if importlib.util.find_spec("vllm") is None or not MODEL.is_dir():
+    pytest.skip("vLLM and its model are not in this environment: make e2e", allow_module_level=True)
+
+PREFIX_TOKENS = 2000
+BLOCK_TOKENS = 128
+HIT_TOKENS = PREFIX_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    # Not tmp_path: a socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="kvs") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    with Served(folder, dram="512MiB", disk="1GiB") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def connector(served: Served) -> dict[str, str]:
+    return {"address": served.address}
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[Engine]:
+    with Engine(folder, None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path, connector: dict[str, str]) -> Iterator[Engine]:
+    with Engine(folder, connector) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def second(folder: Path, connector: dict[str, str]) -> Iterator[Engine]:
+    with Engine(folder, connector) as engine:
+        yield engine
+
+
+def prompt(engine: Engine, question: str, at: int = 0) -> list[int]:
+    """A long document, another one for each `at`, and a question."""
+    text = (ROOT / "DESIGN.md").read_text() + (ROOT / "docs/cli.md").read_text()
+    document = engine.tokens(text[at * 2000 :])
+    return document[:PREFIX_TOKENS] + engine.tokens(f"\nQuestion: {question}\nAnswer:")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What vLLM alone says: having computed all of it, and having found the prefix in its own cache.
+
+    These may differ after many tokens: kernels of BF16 round differently for another number of tokens at once. KV that was loaded must give what
+    KV that was kept gives.
+    """
+
+    computed: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+def expected(plain: Engine, asked: list[int], tokens: int) -> Expected:
+    plain.forget()
+    computed = plain.generate(asked, tokens)
+    kept = plain.generate(asked, tokens)
+    assert (computed.cached, kept.cached) == (0, HIT_TOKENS)
+    return Expected(computed.tokens, kept.tokens)
+
+
+def stored(served: Served) -> None:
+    """What engines store in the background has arrived: nothing more comes."""
+    seen = [-1]
+
+    def is_quiet() -> bool:
+        seen.append(served.stat().counters["put_blocks"])
+        return seen[-1] == seen[-2]
+
+    wait_until(is_quiet, 20)
+
+
+def test_two_engines_say_the_same_and_the_second_computes_only_the_question(
+    plain: Engine, first: Engine, second: Engine, served: Served
+) -> None:
+    asked = prompt(plain, "What is a block?")
+    alone = expected(plain, asked, 64)
+    assert first.generate(asked, 64).tokens == alone.computed
+    stored(served)
+    said = second.generate(asked, 64)
+    assert said.tokens == alone.kept
+    assert said.cached == HIT_TOKENS
+    assert second.external_hits() == HIT_TOKENS
+    metrics = second.metrics()
+    assert metrics["vllm:kvstored_hit_dram_tokens"] == HIT_TOKENS
+    assert metrics["vllm:kvstored_loaded_blocks"] == HIT_TOKENS // BLOCK_TOKENS
+    other = prompt(plain, "What is a tier?")
+    assert second.generate(other, 64).tokens == expected(plain, other, 64).kept
+
+
+def test_the_time_to_the_first_token_of_a_shared_prefix(
+    plain: Engine, second: Engine, first: Engine, served: Served
+) -> None:
+    asked = prompt(plain, "What is a lease?")
+    first.generate(asked, 1)
+    stored(served)
+    without, loaded = [], []
+    for _ in range(3):
+        plain.forget()
+        second.forget()
+        without.append(plain.generate(asked, 1).seconds)
+        said = second.generate(asked, 1)
+        assert said.cached == HIT_TOKENS
+        loaded.append(said.seconds)
+    ratio = statistics.median(without) / statistics.median(loaded)
+    print(
+        f"\nTTFT of {PREFIX_TOKENS} shared tokens: {statistics.median(without):.3f} s computed,"
+        f" {statistics.median(loaded):.3f} s loaded: {ratio:.1f} times"
+    )
+    assert ratio > 2
+
+
+def test_the_next_turn_hits_what_the_answer_before_it_said(
+    plain: Engine, first: Engine, second: Engine, served: Served
+) -> None:
+    asked = prompt(plain, "What is a pin?", at=1)
+    answer = first.generate(asked, 200)
+    stored(served)
+    turn = [*asked, *answer.tokens, *plain.tokens("\nQuestion: And why?\nAnswer:")]
+    said = second.generate(turn, 32)
+    assert said.cached > len(asked), "blocks that decode filled were stored"
+    assert said.cached == (len(asked) + len(answer.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    # The same split without kvstored: the engine that computed the answer goes on with its own blocks.
+    assert said.tokens == first.generate(turn, 32).tokens
+
+
+def test_a_salt_keeps_tenants_apart(
+    plain: Engine, first: Engine, second: Engine, served: Served
+) -> None:
+    asked = prompt(plain, "What is a salt?", at=2)
+    first.generate(asked, 1, salt="tenant-a")
+    stored(served)
+    before = second.external_hits()
+    assert second.generate(asked, 1, salt="tenant-b").cached == 0
+    assert second.generate(asked, 1).cached == 0
+    assert second.external_hits() == before
+    assert second.generate(asked, 1, salt="tenant-a").cached == HIT_TOKENS
+
+
+def test_generation_goes_on_when_the_daemon_is_killed_and_hits_come_back(
+    plain: Engine, first: Engine, second: Engine, served: Served
+) -> None:
+    asked = prompt(plain, "What is a fill?", at=3)
+    alone = expected(plain, asked, 250)
+    first.generate(asked, 1)
+    stored(served)
+    second.forget()
+    going_on = second.generating(asked, 250)
+    last = served.kill_daemon()
+    assert going_on.result(120).tokens in (alone.kept, alone.computed)
+    served.answered(last.epoch)
+    served.recovered()
+    # The first calls after it find the daemon gone; the background finds it again.
+    second.forget()
+    wait_until(lambda: _has_hits(second, asked), 20, "hits come back")
+    assert second.generate(asked, 250).tokens == alone.kept
+
+
+def _has_hits(engine: Engine, asked: list[int]) -> bool:
+    engine.forget()
+    return engine.generate(asked, 1).cached == HIT_TOKENS
+
+
+@pytest.fixture(scope="module")
+def other_weights(folder: Path) -> Path:
+    """The same model with the weights of one layer changed."""
+    from safetensors.torch import load_file, save_file
+
+    made = folder / "model"
+    shutil.copytree(MODEL, made)
+    weights = load_file(made / "model.safetensors")
+    name = "model.layers.3.self_attn.k_proj.weight"
+    weights[name] = weights[name] * 0.5
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    return made
+
+
+def test_other_weights_under_the_same_name_have_no_hits(
+    plain: Engine,
+    first: Engine,
+    served: Served,
+    folder: Path,
+    connector: dict[str, str],
+    other_weights: Path,
+) -> None:
+    asked = prompt(plain, "What is a block?")
+    first.generate(asked, 1)
+    stored(served)
+    names = {"served_model_name": str(MODEL)}
+    with Engine(folder, connector, other_weights, **names) as other:
+        said = other.generate(asked, 48)
+        assert (said.cached, other.external_hits()) == (0, 0)
+        stored(served)
+        kept = other.generate(asked, 48)
+        other.forget()
+        assert other.generate(asked, 48).tokens == kept.tokens
+        assert other.external_hits() == HIT_TOKENS, "its own blocks it finds"
+    assert plain.generate(asked, 48).tokens != said.tokens, "its weights matter"
+
+
+def test_another_dtype_of_the_same_weights_is_refused_and_runs_without(
+    plain: Engine, first: Engine, served: Served, folder: Path, connector: dict[str, str]
+) -> None:
+    asked = prompt(plain, "What is a block?")
+    first.generate(asked, 1)
+    with Engine(folder, connector, kv_cache_dtype="fp8") as other:
+        assert len(other.generate(asked, 16).tokens) == 16
+        assert other.external_hits() == 0
+        assert "dtype: bfloat16/auto -> bfloat16/fp8" in other.said()
+
+
+def test_layers_are_loaded_while_the_step_runs(
+    plain: Engine, first: Engine, served: Served, folder: Path, connector: dict[str, str]
+) -> None:
+    asked = prompt(plain, "What is a slab?", at=4)
+    alone = expected(plain, asked, 48)
+    first.generate(asked, 1)
+    stored(served)
+    options = {**connector, "layerwise": True}
+    with Engine(folder, options, async_scheduling=False) as other:
+        said = other.generate(asked, 48)
+        assert (said.tokens, said.cached) == (alone.kept, HIT_TOKENS)
+        assert other.metrics()["vllm:kvstored_loads"] == 4
+
+
+def test_several_requests_at_once_and_preemption(
+    plain: Engine, first: Engine, served: Served, folder: Path, connector: dict[str, str]
+) -> None:
+    """22 blocks of KV for requests that need more: vLLM preempts, and resumes from what is stored."""
+    asked = [prompt(plain, "What is a slot?", at=at)[-1100:] for at in (5, 6, 7)]
+    with Engine(folder, None, num_gpu_blocks_override=22) as alone:
+        expected = alone.generate_all(asked, 180)
+    with Engine(folder, connector, num_gpu_blocks_override=22) as other:
+        said = other.generate_all(asked, 180)
+        same = [
+            sum(a == b for a, b in zip(x.tokens, y.tokens, strict=True))
+            for x, y in zip(said, expected, strict=True)
+        ]
+        print(f"preempted requests: equal tokens {same} of 180")
+        assert other.metrics().get("vllm:num_preemptions", 0) > 0
