@@ -11,6 +11,7 @@ Written for Transformers 5.24 (`versions`). A daemon that is absent or fails mak
 import hashlib
 import logging
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,7 @@ from kvstored.connectors.transformers_layers import (
     check_is_storable,
     filled,
     pairs_of,
+    selection,
     shape_of,
     tokens_in,
 )
@@ -63,11 +65,11 @@ class KvstoredCache:
         release = versions.check(versions.TRANSFORMERS)
         if versions.is_newer(release, versions.TRANSFORMERS):
             log.warning("Transformers %s is newer than this connector is tested with", release)
-        chosen = options or ConnectorOptions()
+        self._options = options or ConnectorOptions()
         self._shape = shape_of(model)
-        spec = _spec(model, self._shape, chosen, block_tokens)
+        spec = _spec(model, self._shape, self._options, block_tokens)
         self._block_tokens = spec.block_tokens
-        self._guarded = GuardedNamespace(spec, chosen, name="transformers")
+        self._guarded = GuardedNamespace(spec, self._options, name="transformers")
         self._stored: weakref.WeakKeyDictionary[Cache, int] = weakref.WeakKeyDictionary()
 
     # ---- the two calls
@@ -106,6 +108,17 @@ class KvstoredCache:
         taken = self._guarded.store_later(keys, blocks_of(pairs, first, end, self._block_tokens))
         self._stored[cache] = first + taken
         return taken
+
+    def report(self, ids: Any, attentions: Sequence[Any], *, extra_keys: ExtraKeys = ()) -> int:
+        """Tells the daemon which blocks the model attended to, so that these stay and others go first; how many of them it has.
+
+        `attentions`: one tensor a layer, (1, heads, queries, tokens), as a forward pass with `output_attentions=True` gives, which needs the eager
+        attention. Once in some steps is enough.
+        """
+        scores = selection(attentions, self._block_tokens)
+        keys = self._guarded.keys(_ids(ids), extra_keys)[: len(scores)]
+        wait_s = self._options.lookup_s
+        return self._guarded.attempt(lambda n: n.report(keys, scores, timeout_s=wait_s), 0)
 
     def flush(self, timeout_s: float) -> bool:
         """Whether everything taken was stored, or given up, in time."""

@@ -125,3 +125,19 @@ def blocks_of(pairs: Sequence[Pair], first: int, end: int, block_tokens: int) ->
         [array[:, i * block_tokens : (i + 1) * block_tokens] for array in whole]
         for i in range(first, end)
     ]
+
+
+def selection(attentions: Sequence[Any], block_tokens: int) -> list[float]:
+    """One score a full block: how many times its fair share of attention it got over all layers and heads, 0 where less than that.
+
+    The first block is a sink that draws most of it whatever the text is: the others are compared with each other.
+    """
+    mass = sum(layer[0].float().sum(dim=(0, 1)) for layer in attentions)
+    if not isinstance(mass, torch.Tensor):
+        return []
+    blocks = len(mass) // block_tokens
+    each = mass[: blocks * block_tokens].reshape(blocks, block_tokens).sum(1).tolist()
+    others_fair = (float(mass.sum()) - sum(each[:1])) / max(len(mass) - block_tokens, 1)
+    fairs = [float(mass.mean()) * block_tokens] + [others_fair * block_tokens] * (blocks - 1)
+    ratios = [got / fair if fair else 0.0 for got, fair in zip(each, fairs, strict=True)]
+    return [ratio if ratio > 1 else 0.0 for ratio in ratios]

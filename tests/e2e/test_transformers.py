@@ -180,6 +180,21 @@ class TestExact:
         assert "not empty" in llama("refused", kind="full")
 
 
+class TestAttention:
+    def test_blocks_that_got_more_than_their_share_are_reported(
+        self, llama: Worker, serve: Serve
+    ) -> None:
+        served = serve()
+        served.start()
+        assert llama("open", options=options(served), wait_s=10)
+        llama("ask", ids=prompt(5), tokens=NEW)
+        told = llama("attended", ids=prompt(5), block=3)
+        assert [score > 0 for score in told["made"]] == [True, False, False, True, False]
+        selected = sum(score > 0 for score in told["paid"])
+        assert 0 < selected < 5
+        assert told["reported"] == selected
+
+
 class TestFaults:
     def test_a_daemon_that_is_absent_at_the_start_is_found_when_it_comes(
         self, llama: Worker, serve: Serve

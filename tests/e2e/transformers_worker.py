@@ -21,6 +21,7 @@ from transformers import (
 
 from kvstored.connectors.options import ConnectorOptions
 from kvstored.connectors.transformers import KvstoredCache
+from kvstored.connectors.transformers_layers import selection
 
 _SIZES = {
     "vocab_size": 512,
@@ -114,6 +115,21 @@ class Engine:
             "logits_are_equal": torch.equal(without, again),
             "to_one_pass": (whole - again).abs().max().item(),
             "same_choices": (whole.argmax(-1) == again.argmax(-1)).float().mean().item(),
+        }
+
+    def attended(self, ids: list[int], block: int) -> dict[str, Any]:
+        """What is selected of attention that the model paid, and of attention to one block and the sink alone."""
+        with torch.no_grad():
+            self.model.set_attn_implementation("eager")
+            paid = self.model(torch.tensor([ids]), output_attentions=True).attentions
+            self.model.set_attn_implementation("sdpa")
+        made = torch.zeros(1, 4, 3, len(ids))
+        made[..., :8] = 1.0
+        made[..., block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS] = 0.01
+        return {
+            "paid": selection(paid, BLOCK_TOKENS),
+            "reported": self._cached.report(ids, paid),
+            "made": selection([made, made], BLOCK_TOKENS),
         }
 
     def refused(self, kind: str) -> str:
