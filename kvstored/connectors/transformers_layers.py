@@ -88,7 +88,12 @@ def shape_of(model: Any) -> CacheShape:
 
 
 def check_is_storable(cache: Cache) -> None:
-    """Layers that hold every token. Raises InvalidArgument with what to pass instead."""
+    """Layers that hold every token, of one sequence. Raises InvalidArgument with what to pass instead."""
+    if any(layer.is_initialized and len(layer.keys) != 1 for layer in cache.layers):
+        raise InvalidArgument(
+            f"the cache holds several sequences batch={len(cache.layers[0].keys)}: generate them one after the other,"
+            " without beams"
+        )
     other = {type(layer).__name__ for layer in cache.layers} - {"DynamicLayer", "StaticLayer"}
     if not other:
         return

@@ -178,6 +178,35 @@ class TestExact:
         assert llama("open", options=options(served), wait_s=10)
         assert "one after the other" in llama("refused", kind="batch")
         assert "not empty" in llama("refused", kind="full")
+        assert "without beams" in llama("refused", kind="beams")
+
+
+class TestIdentity:
+    def test_tuned_weights_under_the_same_name_do_not_hit(
+        self, llama: Worker, serve: Serve
+    ) -> None:
+        served = serve()
+        served.start()
+        assert llama("open", options=options(served), wait_s=10)
+        first = llama("ask", ids=prompt(6), tokens=NEW)
+        llama("tune", by=0.01)
+        try:
+            assert llama("open", options=options(served), wait_s=10)
+            tuned = llama("ask", ids=prompt(6), tokens=NEW)
+            assert tuned["loaded"] == 0
+            assert tuned["blocks"] != first["blocks"]
+            assert llama("ask", ids=prompt(6), tokens=NEW)["loaded"] == 5 * BLOCK_TOKENS
+        finally:
+            llama("tune", by=-0.01)
+
+    def test_a_salt_keeps_callers_apart(self, llama: Worker, serve: Serve) -> None:
+        served = serve()
+        served.start()
+        assert llama("open", options=options(served), wait_s=10)
+        llama("ask", ids=prompt(7), tokens=NEW, salt="one")
+        assert llama("ask", ids=prompt(7), tokens=NEW, salt="another")["loaded"] == 0
+        assert llama("ask", ids=prompt(7), tokens=NEW)["loaded"] == 0
+        assert llama("ask", ids=prompt(7), tokens=NEW, salt="one")["loaded"] == 5 * BLOCK_TOKENS
 
 
 class TestAttention:

@@ -79,18 +79,26 @@ class Engine:
         cache = DynamicCache(config=self.model.config)
         return self._generated(ids, tokens, cache, time.perf_counter(), 0)
 
-    def ask(self, ids: list[int], tokens: int, static: bool = False) -> dict[str, Any]:
+    def tune(self, by: float) -> None:
+        """Changes one layer's weights a little, as training would."""
+        with torch.no_grad():
+            self.model.model.layers[2].mlp.up_proj.weight.add_(by)
+
+    def ask(
+        self, ids: list[int], tokens: int, static: bool = False, salt: str | None = None
+    ) -> dict[str, Any]:
         """Load, generate, store."""
+        extra_keys = [salt] if salt else []
         began = time.perf_counter()
         into = None
         if static:
             into = StaticCache(config=self.model.config, max_cache_len=len(ids) + tokens)
-        cache = self._cached.load(ids, into=into)
+        cache = self._cached.load(ids, into=into, extra_keys=extra_keys)
         load_s = time.perf_counter() - began
         loaded = int(cache.get_seq_length())
         told = self._generated(ids, tokens, cache, began, loaded)
         stores = time.perf_counter()
-        told["taken"] = self._cached.store(told["ids"], cache)
+        told["taken"] = self._cached.store(told["ids"], cache, extra_keys=extra_keys)
         told |= {"load_s": load_s, "store_s": time.perf_counter() - stores}
         told["flushed"] = self._cached.flush(20)
         return told
@@ -139,6 +147,11 @@ class Engine:
                 self._cached.load([1, 2, 3], into=DynamicCache(config=self.model.config))
             elif kind == "batch":
                 self._cached.load(torch.ones((2, 3), dtype=torch.long))
+            elif kind == "beams":
+                cache = DynamicCache()
+                with torch.no_grad():
+                    self.model(torch.ones((2, 3), dtype=torch.long), past_key_values=cache)
+                self._cached.store([1, 2, 3], cache)
             elif kind == "full":
                 cache = DynamicCache()
                 self._logits([1, 2, 3], cache)
