@@ -1,5 +1,6 @@
 """`kvstored doctor`: whether the store can run on this machine as it is configured, one line a check, each with what to do."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstored import machine
-from kvstored.cli import checks, checks_pages, checks_software
+from kvstored.cli import checks, checks_engine, checks_pages, checks_software
 from kvstored.cli.checks import Finding, Level
 from kvstored.cli.options import loaded, settings_flags
 from kvstored.cli.output import FAILED, json_option, show
@@ -35,14 +36,34 @@ _CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
 
 @click.command()
 @settings_flags("state_dir", "socket", "listen", "bulk_listen", "metrics_listen", "dram", "disk")
+@click.option(
+    "--engine",
+    type=click.Choice(sorted(checks_engine.ENGINES)),
+    help="Check an engine of this Python environment instead: version, hashes, socket, what to set.",
+)
+@click.option(
+    "--block-tokens",
+    type=int,
+    metavar="TOKENS",
+    help="With --engine: whether its block or page size fits.",
+)
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, /, *, file: Path | None, is_json: bool, **flags: str | None) -> None:
+def doctor(
+    ctx: click.Context,
+    /,
+    *,
+    file: Path | None,
+    engine: str | None,
+    block_tokens: int | None,
+    is_json: bool,
+    **flags: str | None,
+) -> None:
     """Check this machine against the settings: memory, disk, LMDB, GPU, hashes, socket, daemon.
 
     Each line says ok, warn or fail, and what to do. The exit code is 1 where a check failed.
     """
-    found = list(_findings(file, flags))
+    found = list(_findings(file, flags, engine, block_tokens))
     is_failed = any(finding.level is Level.FAIL for finding in found)
     value = {
         "ok": not is_failed,
@@ -56,11 +77,17 @@ def doctor(ctx: click.Context, /, *, file: Path | None, is_json: bool, **flags: 
         ctx.exit(FAILED)
 
 
-def _findings(file: Path | None, flags: dict[str, str | None]) -> Iterator[Finding]:
+def _findings(
+    file: Path | None, flags: dict[str, str | None], engine: str | None, block_tokens: int | None
+) -> Iterator[Finding]:
     try:
         settings = loaded(file, flags)
     except ConfigError as error:
         yield Finding("settings", Level.FAIL, str(error), "nothing else can be checked before")
+        return
+    if engine is not None:
+        chosen = checks_engine.ENGINES[engine]
+        yield from checks_engine.findings(chosen, settings.config, os.environ, block_tokens)
         return
     changed = len(settings.origins)
     text = f"{changed} differ from their defaults; kvstored config shows all"

@@ -7,6 +7,7 @@ A thin border: `vllm_scheduler` plans, `vllm_worker` moves bytes. What cannot be
 """
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,7 @@ class KvstoredConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         self._failed_pages: set[int] = set()
         self._stored: dict[bytes, int] = {}
         self._events: list[BlockStored] = []
-        self._warn(transfer)
+        self._warn(transfer, str(vllm_config.cache_config.prefix_caching_hash_algo))
         try:
             layout = layout_of(vllm_config, kv_cache_config, options)
         except (ConfigError, InvalidArgument) as error:
@@ -308,11 +309,18 @@ class KvstoredConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] 
         return can
 
     @staticmethod
-    def _warn(transfer: Any) -> None:
+    def _warn(transfer: Any, hash_algorithm: str) -> None:
         version = versions.check(versions.VLLM)
         if versions.is_newer(version, versions.VLLM):
             log.warning(
                 "vLLM %s is newer than this connector knows (%s)", version, versions.VLLM.last
+            )
+        seed = os.environ.get("PYTHONHASHSEED")  # noqa: TID251 - vLLM's own variable, read as vLLM reads it
+        if hash_algorithm.startswith("xxhash") and seed is None:
+            log.warning(
+                "hashes of %s differ in every process, so that nothing stored is found again:"
+                " use --prefix-caching-hash-algo sha256, or set PYTHONHASHSEED",
+                hash_algorithm,
             )
         if transfer.kv_load_failure_policy != "recompute":
             log.warning(

@@ -43,7 +43,11 @@ class Engine:
                 text=True,
             )
         self._threads = ThreadPoolExecutor(1)
-        assert self._answer() == {"ready": True}
+        try:
+            assert self._answer() == {"ready": True}
+        except BaseException:
+            self._end()
+            raise
 
     def generate(self, prompt: list[int], tokens: int, salt: str = "") -> Said:
         said = self._ask(do="generate", prompt=prompt, tokens=tokens, salt=salt)
@@ -97,13 +101,18 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+        if error is not None:
+            error.add_note(self.said()[-3000:])
+
+    def _end(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(10)
+        self._process.stdout.close()
         self._threads.shutdown()
-        if error is not None:
-            error.add_note(self.said()[-3000:])
