@@ -11,7 +11,7 @@ Written for Transformers 5.24 (`versions`). A daemon that is absent or fails mak
 import hashlib
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,13 +38,14 @@ from kvstored.connectors.transformers_layers import (
     shape_of,
     tokens_in,
 )
-from kvstored.errors import InvalidArgument
+from kvstored.errors import ConfigError, InvalidArgument
 
 log = logging.getLogger("kvstored.connectors")
 
 BLOCK_TOKENS = 64
 _SAMPLES = 1024
 """Elements of each parameter that its fingerprint is made of."""
+_NOT_TEXT = ("image", "video", "audio")
 _NOT_IDENTITY = ("_name_or_path", "transformers_version", "architectures", "use_cache")
 
 
@@ -69,6 +70,7 @@ class KvstoredCache:
         self._shape = shape_of(model)
         spec = _spec(model, self._shape, self._options, block_tokens)
         self._block_tokens = spec.block_tokens
+        self._placeholders = _placeholders(model.config.to_dict())
         self._guarded = GuardedNamespace(spec, self._options, name="transformers")
         self._stored: weakref.WeakKeyDictionary[Cache, int] = weakref.WeakKeyDictionary()
 
@@ -87,7 +89,7 @@ class KvstoredCache:
         if tokens_in(cache):
             raise InvalidArgument(f"the cache to fill is not empty tokens={tokens_in(cache)}")
         ids = _ids(input_ids)
-        keys = self._guarded.keys(ids, extra_keys)[: (len(ids) - 1) // self._block_tokens]
+        keys = self._keys(ids, extra_keys)[: (len(ids) - 1) // self._block_tokens]
         self._stored[cache] = self._filled(cache, keys)
         return cache
 
@@ -103,7 +105,7 @@ class KvstoredCache:
         first = self._stored.get(cache, 0)
         if end <= first:
             return 0
-        keys = self._guarded.keys(sequence[: end * self._block_tokens], extra_keys)[first:]
+        keys = self._keys(sequence[: end * self._block_tokens], extra_keys)[first:]
         pairs = pairs_of(cache, end * self._block_tokens)
         taken = self._guarded.store_later(keys, blocks_of(pairs, first, end, self._block_tokens))
         self._stored[cache] = first + taken
@@ -116,7 +118,7 @@ class KvstoredCache:
         attention. Once in some steps is enough.
         """
         scores = selection(attentions, self._block_tokens)
-        keys = self._guarded.keys(_ids(ids), extra_keys)[: len(scores)]
+        keys = self._keys(_ids(ids), extra_keys)[: len(scores)]
         wait_s = self._options.lookup_s
         return self._guarded.attempt(lambda n: n.report(keys, scores, timeout_s=wait_s), 0)
 
@@ -153,6 +155,14 @@ class KvstoredCache:
     ) -> None:
         self.close()
 
+    def _keys(self, ids: list[int], extra_keys: ExtraKeys) -> Keys:
+        if not extra_keys and (found := self._placeholders.intersection(ids)):
+            raise InvalidArgument(
+                f"these tokens stand for an image, a video or a sound ids={sorted(found)}: give their hashes as extra_keys,"
+                " since the ids are the same whatever is shown"
+            )
+        return self._guarded.keys(ids, extra_keys)
+
     def _filled(self, cache: Cache, keys: Keys) -> int:
         """Blocks that were loaded into it."""
         found = self._guarded.lookup(keys).hit_blocks
@@ -182,11 +192,22 @@ def _spec(
     )
 
 
+def _placeholders(config: Mapping[str, object]) -> frozenset[int]:
+    """Ids that stand for what is not text."""
+    named = (f"{kind}_token_{end}" for kind in _NOT_TEXT for end in ("id", "index"))
+    return frozenset(i for name in named if isinstance(i := config.get(name), int))
+
+
 def _parameters_fingerprint(model: Any) -> str:
     """Of the weights as they are in memory, adapters included: names, shapes, and samples of each."""
     hasher = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
+            if parameter.is_meta:
+                raise ConfigError(
+                    f"weights that are not in memory have no fingerprint parameter={name}: give"
+                    " ConnectorOptions(revision=...), a version of the weights"
+                )
             flat = parameter.detach().flatten()
             sample = flat[:: max(1, len(flat) // _SAMPLES)].contiguous().cpu()
             hasher.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())

@@ -208,6 +208,23 @@ class TestIdentity:
         assert llama("ask", ids=prompt(7), tokens=NEW)["loaded"] == 0
         assert llama("ask", ids=prompt(7), tokens=NEW, salt="one")["loaded"] == 5 * BLOCK_TOKENS
 
+    def test_tokens_that_stand_for_an_image_need_its_hash(
+        self, llama: Worker, serve: Serve
+    ) -> None:
+        """The ids of two prompts are the same whatever their images show."""
+        served = serve()
+        served.start()
+        llama("show", image_token=5)
+        try:
+            assert llama("open", options=options(served), wait_s=10)
+            assert "give their hashes as extra_keys" in llama("refused", kind="image")
+            shown = [5] * 70 + prompt(8)
+            llama("ask", ids=shown, tokens=NEW, salt="hash of a cat")
+            assert llama("ask", ids=shown, tokens=NEW, salt="hash of a dog")["loaded"] == 0
+            assert llama("ask", ids=shown, tokens=NEW, salt="hash of a cat")["loaded"] > 0
+        finally:
+            llama("show", image_token=None)
+
 
 class TestAttention:
     def test_blocks_that_got_more_than_their_share_are_reported(

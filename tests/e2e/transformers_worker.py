@@ -84,6 +84,10 @@ class Engine:
         with torch.no_grad():
             self.model.model.layers[2].mlp.up_proj.weight.add_(by)
 
+    def show(self, image_token: int | None) -> None:
+        """This token stands for an image from now on."""
+        self.model.config.image_token_id = image_token
+
     def ask(
         self, ids: list[int], tokens: int, static: bool = False, salt: str | None = None
     ) -> dict[str, Any]:
@@ -147,6 +151,8 @@ class Engine:
                 self._cached.load([1, 2, 3], into=DynamicCache(config=self.model.config))
             elif kind == "batch":
                 self._cached.load(torch.ones((2, 3), dtype=torch.long))
+            elif kind == "image":
+                self._cached.load([1, 2, 3, 5, 5, 5, 9])
             elif kind == "beams":
                 cache = DynamicCache()
                 with torch.no_grad():
