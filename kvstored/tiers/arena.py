@@ -22,6 +22,7 @@ from kvstored.errors import (
     NotFound,
     StateMismatch,
 )
+from kvstored.paging import HUGE_BYTES, HugePages
 from kvstored.tiers import marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
@@ -57,9 +58,12 @@ class Arena:
         incarnation: int,
         available_bytes: Callable[[], int],
         reserve_bytes: int = 256 << 20,
+        pages: HugePages = HugePages.OFF,
     ) -> None:
-        if segment_bytes <= 0 or segment_bytes % UNIT_BYTES:
-            raise InvalidArgument(f"segment is no multiple of {UNIT_BYTES}: {segment_bytes=}")
+        page_bytes = HUGE_BYTES if pages is HugePages.HUGETLB else UNIT_BYTES
+        if segment_bytes <= 0 or segment_bytes % page_bytes:
+            raise InvalidArgument(f"segment is no multiple of {page_bytes}: {segment_bytes=}")
+        self._pages = pages
         self._units = segment_bytes // UNIT_BYTES
         self._incarnation = incarnation
         self._available_bytes = available_bytes
@@ -72,13 +76,13 @@ class Arena:
 
     def grow(self) -> tuple[int, int]:
         """Make one more segment, backed by memory before it is granted; (segment, units). Raises NoSpace."""
-        needed_bytes = shared.segment_cost_bytes(self._units) + self._reserve_bytes
+        needed_bytes = shared.segment_cost_bytes(self._units, self._pages) + self._reserve_bytes
         with self._grow_lock:
             available_bytes = self._available_bytes()
             if available_bytes < needed_bytes:
                 raise NoSpace(f"no memory for a segment: {needed_bytes=} {available_bytes=}")
             number = next(n for n in range(NO_SEGMENT) if n not in self._segments)
-            segment = shared.create(number, self._units, self._incarnation)
+            segment = shared.create(number, self._units, self._incarnation, self._pages)
             self._segments = {**self._segments, number: segment}
         return number, self._units
 
