@@ -328,8 +328,10 @@ class Books(Tables):
         for copy in copies[dirty & (table.tier[copies] == int(TierId.DRAM))]:
             self.wait(int(copy))
 
-    def mark_leased(self, copies: Rows, *, leased: bool) -> None:
-        """The first reader of these ready copies of one extent in memory came, or the last one went."""
+    def mark_leased(self, copies: Rows, tier: TierId, *, leased: bool) -> None:
+        """The first reader of these ready copies of one extent came, or the last one went: memory's records say so."""
+        if tier is not TierId.DRAM or not len(copies):
+            return
         pieces = self.copies.first_piece[copies]
         heads = zip(
             self.pieces.segment[pieces].tolist(), self.pieces.start[pieces].tolist(), strict=True

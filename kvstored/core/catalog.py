@@ -13,7 +13,6 @@ from kvstored.core.books import Books
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import (
     Acquire,
-    Acquired,
     Committed,
     CopyTask,
     Expired,
@@ -32,8 +31,9 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.checkpoints import expire_checkpoints
 from kvstored.core.checks import check
 from kvstored.core.claims import Claims
-from kvstored.core.columnar import AnyEffect, Grant, Reserved
+from kvstored.core.columnar import AnyEffect, Grant, Places, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
+from kvstored.core.copying import Acquired, Copying, CopyRun
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
@@ -45,6 +45,7 @@ from kvstored.core.rights import FillRun
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import Holding, TierUse, TreeNode, Verdict
+from kvstored.core.write_back import WriteBack
 from kvstored.errors import Busy, Conflict, NotFound
 
 
@@ -59,6 +60,7 @@ class Catalog:
         self._evictor = Evictor(self.books)
         self._quarantine = Quarantine(self.books)
         self._carriage = Carriage(self.books, self._evictor)
+        self._write_back = WriteBack(self.books, self._carriage)
         self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
         self._leases = Leases(self.books, self._carriage, self._quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
@@ -268,12 +270,25 @@ class Catalog:
     def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
         self._carriage.abort(task, reason, now_s)
 
-    def write_back(self, bytes_max: int, now_s: float) -> list[CopyTask]:
-        return self._carriage.write_back(bytes_max, now_s)
+    def commit_copies(self, run: CopyRun, kept: Places, now_s: float) -> bool:
+        """As `commit_copy` for each of a run, at the heads of its places that were kept. False, with nothing done, where something
+        happened to one of them: then `take_apart`."""
+        return self._carriage.commit_run(run, kept, now_s)
 
-    def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
+    def cut_copies(self, run: CopyRun, ends: Sequence[int]) -> list[CopyRun]:
+        """A run in parts that end by themselves, before each of `ends`, the last of which is the run's length."""
+        return self._carriage.cut(run, ends)
+
+    def take_apart(self, run: CopyRun) -> list[CopyTask]:
+        """A run as single tasks, with its ids."""
+        return self._carriage.take_apart(run)
+
+    def write_back(self, bytes_max: int, now_s: float) -> list[Copying]:
+        return self._write_back.begin(bytes_max, now_s)
+
+    def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        return self._carriage.flush(bytes_max, now_s)
+        return self._write_back.flush(bytes_max, now_s)
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
@@ -289,8 +304,8 @@ class Catalog:
 
     def prefetch(
         self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
-    ) -> tuple[list[CopyTask], list[int]]:
-        """Tasks that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
+    ) -> tuple[list[Copying], list[int]]:
+        """Copies that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
         return self._carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
 
     # ---- time
@@ -358,7 +373,7 @@ class Catalog:
             "leases": len(self._leases.open),
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
-            "tasks": len(self._carriage.tasks),
+            "tasks": len(self._carriage),
             "quarantined": len(self._quarantine),
             "tree_nodes": self.books.tree.node_count,
         }

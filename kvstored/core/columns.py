@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 FREE, FILLING, READY, DOOMED = 0, 1, 2, 3
 """States of a copy (and, up to READY, of a piece). DOOMED: forgotten, but its space is still read or written."""
 
-QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING = 1, 2, 4, 8, 16, 32, 64
+QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING, TARGET = 1, 2, 4, 8, 16, 32, 64, 128
 """Flags of a copy: in the policy's order; has a copy in a slower tier; counts as exempt sink; first victim; recovered and not yet
-checked; in space where a late writer may live; waits for write-back."""
+checked; in space where a late writer may live; waits for write-back; is being carried here from another tier."""
 
 
 class Table:

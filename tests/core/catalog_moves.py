@@ -1,10 +1,12 @@
 """The state machine of the catalog: copies between tiers, and whole puts and reads."""
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
+from kvstored.core.copying import CopyRun
 from kvstored.core.types import Extent, Place, TierId
 from kvstored.errors import InvalidArgument
 from tests.core.catalog_compare import PATHS
@@ -60,14 +62,51 @@ class MovingMachine(CatalogMachine):
 
     def _end_tasks(self) -> None:
         while self.tasks:
-            self._end_task(self.tasks.pop(min(self.tasks)), 4, trim=False)
+            self._end_some(min(self.tasks), 4, trim=False)
 
     # ---- copies between tiers
 
     @precondition(lambda self: self.is_begun and self.tasks)
     @rule(pick=small, outcome=small, trim=st.booleans())
     def end_task(self, pick: int, outcome: int, trim: bool) -> None:
-        self._end_task(self.tasks.pop(self.pick(sorted(self.tasks), pick)), outcome, trim=trim)
+        self._end_some(self.pick(sorted(self.tasks), pick), outcome, trim=trim)
+
+    @precondition(lambda self: self.is_begun and self.runs())
+    @rule(pick=small, at=small)
+    def cut_run(self, pick: int, at: int) -> None:
+        run = self.pick(self.runs(), pick)
+        at = at % len(run)
+        parts = self.catalog.cut_copies(run, [at, len(run)] if at else [len(run)])
+        assert sum(map(len, parts)) == len(run)
+        self.begun(parts)
+        self.compare()
+
+    def runs(self) -> list[CopyRun]:
+        return list({id(t): t for t in self.tasks.values() if isinstance(t, CopyRun)}.values())
+
+    def _end_some(self, id_: int, outcome: int, *, trim: bool) -> None:
+        """A task, or the whole run that the id is of, or one copy of it."""
+        copying = self.tasks[id_]
+        if isinstance(copying, CopyRun):
+            if outcome % 5 > 2 and self._commit_run(copying, trim=trim):
+                return
+            for task in self.catalog.take_apart(copying):
+                self.tasks[task.id] = task
+        task = self.tasks.pop(id_)
+        assert isinstance(task, CopyTask)
+        self._end_task(task, outcome, trim=trim)
+
+    def _commit_run(self, run: CopyRun, *, trim: bool) -> bool:
+        kept = run.targets
+        if trim and run.target is NVME:
+            kept = kept._replace(units=np.maximum(kept.units - 1, 1))
+        if not self.catalog.commit_copies(run, kept, self.now_s):
+            return False
+        for i, id_ in enumerate(run.ids):
+            del self.tasks[id_]
+            self.oracle.commit_copy(id_, {(0, 0): int(kept.units[i])}, self.now_s)
+        self.compare()
+        return True
 
     def _end_task(self, task: CopyTask, outcome: int, *, trim: bool) -> None:
         if outcome % 5 > 1:
