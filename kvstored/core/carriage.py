@@ -130,7 +130,10 @@ class Carriage:
             books.release_hold(above)
         if places is None:
             return None
-        return list(loads), [*coming, *(copy for run in loads for copy in run.target_copies.tolist())]
+        return list(loads), [
+            *coming,
+            *(copy for run in loads for copy in run.target_copies.tolist()),
+        ]
 
     def _evicts_none_of(self, rows: Rows, found: Found) -> bool:
         """Whether making room for all of them at once evicts what it would for one after the other: nothing, or nothing of this path."""
@@ -156,9 +159,7 @@ class Carriage:
             return no_places()
         return books.space.take_equal(target, Budget.GLOBAL, units, count)
 
-    def load_run(
-        self, sources: Rows, places: Places, asked: NDArray[np.int64]
-    ) -> list[CopyRun]:
+    def load_run(self, sources: Rows, places: Places, asked: NDArray[np.int64]) -> list[CopyRun]:
         """The first of these copies come up to memory, as many as there are places."""
         count = places.size
         return [self.open_run(sources[:count], READ_TIER, places, asked[:count])] if count else []

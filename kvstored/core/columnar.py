@@ -4,7 +4,7 @@ Plain: a block of one piece in one extent (core/plain.py). The same facts, one b
 these into those.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +44,10 @@ class Places(NamedTuple):
 
     def part_of(self, begin: int, end: int) -> "Places":
         return Places(*(column[begin:end] for column in self))
+
+    def at(self, rows: Sequence[int]) -> "Places":
+        which = np.asarray(rows, dtype=np.int64)
+        return Places(*(column[which] for column in self))
 
 
 def no_places() -> Places:

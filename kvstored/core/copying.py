@@ -106,6 +106,18 @@ class CopyRun:
 Copying = CopyTask | CopyRun
 
 
+def copies_in(copying: Copying) -> int:
+    return len(copying) if isinstance(copying, CopyRun) else 1
+
+
+def targets_of(copying: Copying) -> list[int]:
+    """The target copies."""
+    if isinstance(copying, CopyRun):
+        rows: list[int] = copying.target_copies.tolist()
+        return rows
+    return [copying.target_copy]
+
+
 @dataclass(frozen=True, slots=True)
 class Acquired:
     """A lease in the making. `loads` are new copies to carry, `pending` every target copy row (of these and of earlier ones

@@ -147,7 +147,9 @@ def _reasons(
         row = int(rows[i])
         is_own = row >= 0 and int(books.blocks.ns[row]) == call.ns
         is_without_room = bool(found.is_cold[i])
-        reasons[i] = Reason.NO_SPACE if is_without_room else reason(row if is_own else -1, (low, high))
+        reasons[i] = (
+            Reason.NO_SPACE if is_without_room else reason(row if is_own else -1, (low, high))
+        )
     return reasons
 
 

@@ -7,7 +7,7 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from kvstored.core.calls import CopyTask
+from kvstored.core.copying import Copying, copies_in, targets_of
 from kvstored.core.types import TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.store.lane import Urgency
@@ -97,24 +97,24 @@ class Janitor:
             return
         if loop.time() < self._write_back_after_s:
             return
-        tasks = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
+        copying = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
         self._shell.apply()
-        self._carry(tasks)
+        self._carry(copying)
 
-    def _carry(self, tasks: list[CopyTask]) -> None:
-        if not tasks:
+    def _carry(self, copying: list[Copying]) -> None:
+        if not copying:
             return
-        left = len(tasks)
+        left = sum(map(copies_in, copying))
         self._write_backs += 1
 
-        def ended(_: CopyTask, is_there: bool) -> None:
+        def ended(there: int, failed: int) -> None:
             nonlocal left
-            left -= 1
+            left -= there + failed
             self._write_backs -= left == 0
-            if not is_there:
+            if failed:
                 self._write_back_after_s = asyncio.get_running_loop().time() + WRITE_BACK_PAUSE_S
 
-        self._store.mover.start(tasks, Urgency.BACKGROUND, ended=ended)
+        self._store.mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
     async def flush_counters_once(self) -> None:
         """Heat, hits and last use into the records, in bulk: after a crash they lag by a round, no more."""
@@ -140,12 +140,12 @@ class Janitor:
         if self._shell.tiers.disk is None:
             return True
         while (left_s := end_s - loop.time()) > 0:
-            tasks = self._shell.catalog.flush(WRITE_BACK_BYTES, self._shell.now_s())
+            copying = self._shell.catalog.flush(WRITE_BACK_BYTES, self._shell.now_s())
             self._shell.apply()
-            self._store.mover.start(tasks, Urgency.DEMAND)
-            if not tasks and not self._store.mover.tasks_now:
+            self._store.mover.start(copying, Urgency.DEMAND)
+            if not copying and not self._store.mover.tasks_now:
                 return True
-            copies = [task.target_copy for task in tasks]
+            copies = [copy for each in copying for copy in targets_of(each)]
             await self._store.flights.wait(copies, left_s)
             await asyncio.sleep(0.005)
         return False

@@ -241,9 +241,9 @@ class Shell:
         layout = self.layouts.get(visible.ns)
         if layout is None:
             return
-        lines = self.tiers.arena.lineages(visible.places)
+        lines = self.tiers.arena.lineages(visible.lines or visible.places)
         self.events.add_run(
-            EventKind.STORED,
+            EventKind.LOADED if visible.is_load else EventKind.STORED,
             digest=layout.digest,
             tier=visible.tier,
             keys=lines.keys,

@@ -26,7 +26,19 @@ from kvstored.tiers import marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views, batch_of, ref_of
+from kvstored.tiers.base import (
+    Carried,
+    Counters,
+    Link,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Views,
+    batch_of,
+    read_each,
+    ref_of,
+    write_each,
+)
 from kvstored.tiers.marks import Lineages
 from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, FillingColumns, Record, Records, State
 from kvstored.tiers.segment import Segment
@@ -159,6 +171,17 @@ class Arena:
                 table = self._segments[extent.segment].table
                 table[extent.start * RECORD_BYTES + layout.STATE_OFFSET] = State.FREE
 
+    def slots(self, places: Places) -> list[NDArray[np.uint8]]:
+        """All bytes of each place, of one extent each, as one writable view."""
+        begin, end = places.start * UNIT_BYTES, (places.start + places.units) * UNIT_BYTES
+        memory = {number: segment.bytes for number, segment in self._segments.items()}
+        rows = zip(places.segment.tolist(), begin.tolist(), end.tolist(), strict=True)
+        return [memory[segment][first:last] for segment, first, last in rows]
+
+    def put_many(self, records: Records, places: Places) -> None:
+        """Records of pieces that are about to be ready, state FILLING, at their places of one extent each."""
+        marks.put(self._segments, records, places)
+
     def fill_many(self, filling: FillingColumns) -> None:
         """`mark_filling` for many plain pieces."""
         marks.fill(self._segments, filling)
@@ -232,6 +255,12 @@ class Arena:
 
     def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
         return [self._read(ref, place, target) for ref, place, target in items]
+
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        return write_each(self, run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return read_each(self, run)
 
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         found = [self._live_record(ref, place) for ref, place in items]

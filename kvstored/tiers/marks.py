@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvstored.core.columnar import Places
 from kvstored.core.types import KEY_BYTES_MAX
 from kvstored.tiers import record as layout
-from kvstored.tiers.record import FillingColumns, State
+from kvstored.tiers.record import FillingColumns, Records, State
 from kvstored.tiers.segment import Segment
 
 Which = NDArray[np.intp] | slice
@@ -28,9 +28,13 @@ class Lineages:
 
 
 def fill(segments: Mapping[int, Segment], filling: FillingColumns) -> None:
+    put(segments, layout.pack_many(filling), filling.places)
+
+
+def put(segments: Mapping[int, Segment], records: Records, places: Places) -> None:
     """Each record's tail before its first word with the state: nothing is seen before it is whole."""
-    packed = layout.pack_many(filling).view(np.uint64).reshape(filling.places.size, -1)
-    for segment, start, which in _by_segment(segments, filling.places):
+    packed = records.view(np.uint64).reshape(-1, layout.RECORD_BYTES // 8)
+    for segment, start, which in _by_segment(segments, places):
         segment.rows["state"][start] = State.FREE
         segment.words[start, 1:] = packed[which, 1:]
         segment.words[start, layout.STATE_AND_MORE] = packed[which, layout.STATE_AND_MORE]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -425,12 +426,14 @@ def test_a_full_lane_aborts_copies_and_leaks_nothing(tmp_path: Path) -> None:
         session = world.session()
         world.put(session, layout, range(4))
         lane = world.shell.tiers.disk_lane
-        blocked = [lane.submit(lambda: time.sleep(0.2)) for _ in range(3)]
+        gate = threading.Event()
+        blocked = [lane.submit(lambda: gate.wait(10.0)) for _ in range(3)]
         with suppress(Busy):
             while True:
                 lane.submit(lambda: None, Urgency.BACKGROUND)
         await world.janitor.write_back_once()
         assert world.store.mover.tasks_now == 0
+        gate.set()
         for work in blocked:
             await work
         await asyncio.sleep(WRITE_BACK_PAUSE_S)
