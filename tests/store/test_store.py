@@ -428,6 +428,8 @@ def test_a_full_lane_aborts_copies_and_leaks_nothing(tmp_path: Path) -> None:
         lane = world.shell.tiers.disk_lane
         gate = threading.Event()
         blocked = [lane.submit(lambda: gate.wait(10.0)) for _ in range(3)]
+        while lane.running < 3:
+            await asyncio.sleep(0.001)
         with suppress(Busy):
             while True:
                 lane.submit(lambda: None, Urgency.BACKGROUND)
