@@ -255,17 +255,11 @@ class Books(Tables):
             self.consider(copy)
 
     def touch(self, blocks: Rows, event: TouchEvent, now_s: float) -> None:
-        """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first.
-
-        Of the copies of one touch the sparse ones come before the others: they leave memory first, since what is read of them is a
-        selection, and dense rows stay.
-        """
+        """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first."""
         if event is not TouchEvent.STORED:
             self.blocks.hits[blocks] += np.uint32(event is TouchEvent.HIT)
             self.blocks.last_s[blocks] = now_s
-        at = self.copies_of_many(blocks[::-1])
-        if len(at) > 1 and (sparse := self.copies.part[at] == int(Part.SPARSE)).any():
-            at = np.concatenate([at[sparse], at[~sparse]])
+        at = self.copies.as_they_leave(self.copies_of_many(blocks[::-1]))
         if event is TouchEvent.HIT:
             self._forgive(at)
         self.policy.touch(at, event, now_s)

@@ -14,7 +14,6 @@ from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import (
     Acquire,
     Committed,
-    CopyTask,
     Expired,
     Fingerprint,
     Limits,
@@ -31,14 +30,14 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.checkpoints import expire_checkpoints
 from kvstored.core.checks import check
 from kvstored.core.claims import Claims
-from kvstored.core.columnar import AnyEffect, Grant, Places, Reserved
+from kvstored.core.columnar import AnyEffect, Grant, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
-from kvstored.core.copying import Acquired, Copying, CopyRun
+from kvstored.core.copying import Acquired, Copying
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking, Namespaces
-from kvstored.core.naming import forget_blocks, is_being_put, known_rows, readable_rows
+from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.rights import FillRun
@@ -59,13 +58,13 @@ class Catalog:
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
         self._evictor = Evictor(self.books)
         self._quarantine = Quarantine(self.books)
-        self._carriage = Carriage(self.books, self._evictor)
-        self._write_back = WriteBack(self.books, self._carriage)
+        self.carriage = Carriage(self.books, self._evictor)
+        self._write_back = WriteBack(self.books, self.carriage)
         self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
-        self._leases = Leases(self.books, self._carriage, self._quarantine, first_id)
+        self._leases = Leases(self.books, self.carriage, self._quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
         self._recovery = Recovery(self.books, self._quarantine)
-        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self._carriage)
+        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()
         self._last_session = 0
 
@@ -183,7 +182,7 @@ class Catalog:
             if now != then:
                 raise Conflict(f"generation moved on: index={i} current={now} given={then}")
         for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
-            if row >= 0 and is_being_put(self.books, row, self._carriage.is_target):
+            if row >= 0 and is_being_put(self.books, row, self.carriage.is_target):
                 raise Conflict(f"somebody is writing it: index={i}")
         return self._fills.replace(call, now_s)
 
@@ -214,9 +213,6 @@ class Catalog:
 
     def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
         self._fills.abort(session, fills, now_s)
-
-    def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        return self._forget_blocks(known_rows(self.books, ns, keys), Reason.REMOVED, now_s)
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""
@@ -262,26 +258,13 @@ class Catalog:
     def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
         return NamespaceId(self._claims.request(session, request_id).ns)
 
-    # ---- copies between tiers
+    # ---- copies between tiers; runs of them: `carriage`
 
     def commit_copy(self, task: int, stored: Sequence[StoredPiece], now_s: float) -> None:
-        self._carriage.commit(task, stored, now_s)
+        self.carriage.commit(task, stored, now_s)
 
     def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
-        self._carriage.abort(task, reason, now_s)
-
-    def commit_copies(self, run: CopyRun, kept: Places, now_s: float) -> bool:
-        """As `commit_copy` for each of a run, at the heads of its places that were kept. False, with nothing done, where something
-        happened to one of them: then `take_apart`."""
-        return self._carriage.commit_run(run, kept, now_s)
-
-    def cut_copies(self, run: CopyRun, ends: Sequence[int]) -> list[CopyRun]:
-        """A run in parts that end by themselves, before each of `ends`, the last of which is the run's length."""
-        return self._carriage.cut(run, ends)
-
-    def take_apart(self, run: CopyRun) -> list[CopyTask]:
-        """A run as single tasks, with its ids."""
-        return self._carriage.take_apart(run)
+        self.carriage.abort(task, reason, now_s)
 
     def write_back(self, bytes_max: int, now_s: float) -> list[Copying]:
         return self._write_back.begin(bytes_max, now_s)
@@ -306,7 +289,7 @@ class Catalog:
         self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
     ) -> tuple[list[Copying], list[int]]:
         """Copies that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
-        return self._carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
+        return self.carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
 
     # ---- time
 
@@ -373,7 +356,7 @@ class Catalog:
             "leases": len(self._leases.open),
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
-            "tasks": len(self._carriage),
+            "tasks": len(self.carriage),
             "quarantined": len(self._quarantine),
             "tree_nodes": self.books.tree.node_count,
         }
@@ -401,7 +384,7 @@ class Catalog:
 
     def check(self) -> None:
         """Recompute every derived figure and compare: for tests."""
-        check(self.books, self._fills, self._leases, self._claims, self._carriage)
+        check(self.books, self._fills, self._leases, self._claims, self.carriage)
 
     # ---- inside
 

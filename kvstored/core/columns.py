@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.types import Part
+
 FREE, FILLING, READY, DOOMED = 0, 1, 2, 3
 """States of a copy (and, up to READY, of a piece). DOOMED: forgotten, but its space is still read or written."""
 
@@ -145,6 +147,14 @@ class Copies(Table):
         "have": (np.uint32, 0),
         "rank": (np.int64, 0),
     }
+
+    def as_they_leave(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Copies of one touch, the tail's first, in the order of their ranks: tier by tier, so that a path's ranks in one tier have no
+        gaps and leave it together; and sparse ones before the others, since what is read of them is a selection: dense rows stay."""
+        if len(rows) < 2:
+            return rows
+        order = 2 * self.tier[rows] + (self.part[rows] != int(Part.SPARSE))
+        return rows if (order == order[0]).all() else rows[np.argsort(order, kind="stable")]
 
 
 class Pieces(Table):

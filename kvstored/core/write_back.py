@@ -154,12 +154,20 @@ class WriteBack:
             return 0, row
         flags = copies.flags[row]
         is_passed = (flags & WAITING == 0) | (copies.state[row] != READY) | (flags & CLEAN != 0)
-        is_passed |= _are_repeated(row)
+        is_passed |= self._are_on_disk(row) | _are_repeated(row)
         fine = ~is_passed & (copies.tier[row] == int(TierId.DRAM)) & are_movable(books, row, ns)
         fine &= books.pieces.length[copies.first_piece[row]] == length
         good = is_passed | fine
         count = len(row) if good.all() else int(np.argmin(good))
         return count, row[:count][fine[:count]]
+
+    def _are_on_disk(self, row: Rows) -> NDArray[np.bool_]:
+        """Of plain blocks: whose other copy is on NVMe or on its way there."""
+        copies = self._books.copies
+        first = self._books.blocks.first_copy[copies.block[row]]
+        other = np.where(first == row, copies.next[row], first)
+        on_disk: NDArray[np.bool_] = (other >= 0) & (copies.tier[other] == int(TierId.NVME))
+        return on_disk
 
 
 def _are_repeated(row: Rows) -> NDArray[np.bool_]:

@@ -141,8 +141,8 @@ class CoreModel:
         for each in copying:
             if isinstance(each, CopyTask):
                 self._commit(each, ts_s)
-            elif not self.catalog.commit_copies(each, each.targets, ts_s):
-                for task in self.catalog.take_apart(each):
+            elif not self.catalog.carriage.commit_run(each, each.targets, ts_s):
+                for task in self.catalog.carriage.take_apart(each):
                     self._commit(task, ts_s)
 
     def _commit(self, task: CopyTask, ts_s: float) -> None:

@@ -45,14 +45,14 @@ class Closing:
         """How many of its copies are there now."""
         parts = list(_stretches(run, carried))
         ends = [end for _, end in parts]
-        cut = self._shell.catalog.cut_copies(run, ends) if len(parts) > 1 else [run]
+        cut = self._shell.catalog.carriage.cut(run, ends) if len(parts) > 1 else [run]
         there = 0
         for part, (begin, end) in zip(cut, parts, strict=True):
             is_good = begin not in carried.faults
             if is_good and self._commit(part, carried, begin):
                 there += len(part)
                 continue
-            tasks = self._shell.catalog.take_apart(part)
+            tasks = self._shell.catalog.carriage.take_apart(part)
             for i, task in zip(range(begin, end), tasks, strict=True):
                 there += self.task(task, [self._result(run, carried, i)], key_of(i))
         return there
@@ -62,7 +62,7 @@ class Closing:
     def _commit(self, part: CopyRun, carried: Carried, begin: int) -> bool:
         shell, here = self._shell, slice(begin, begin + len(part))
         kept = Places(part.targets.segment, part.targets.start, carried.units[here])
-        if not shell.catalog.commit_copies(part, kept, shell.now_s()):
+        if not shell.catalog.carriage.commit_run(part, kept, shell.now_s()):
             return False
         if part.target is TierId.DRAM:
             # before the events and the projection, which read the records

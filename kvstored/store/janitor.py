@@ -11,14 +11,15 @@ from kvstored.core.copying import Copying, copies_in, targets_of
 from kvstored.core.types import TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.store.lane import Urgency
+from kvstored.store.pace import STEP_MIN, Pace
 from kvstored.store.shell import fingerprint_bytes
 from kvstored.store.store import Store
 from kvstored.tiers.base import Counters, PieceRef
 
 EXPIRY_S = 1.0
 EVICT_S = 0.05
-EVICT_SLICE_COPIES = 256
-"""Copies that are evicted in one turn of the loop: some ten milliseconds."""
+SHED_COPIES = 256
+"""Copies that leave NVMe in one round since its index runs full."""
 INDEX_S = 0.5
 INDEX_SHARE_MAX = 0.85
 """Of the map's pages, from which on copies on NVMe leave: above 0.9 the index refuses writes."""
@@ -71,11 +72,14 @@ class Janitor:
     async def make_room_once(self) -> None:
         shell = self._shell
         for use in shell.catalog.tier_use():
-            evicted = EVICT_SLICE_COPIES
-            while evicted == EVICT_SLICE_COPIES:
-                evicted = shell.catalog.make_room(use.tier, shell.now_s(), EVICT_SLICE_COPIES)
+            pace, is_above = Pace(), True
+            while is_above:
+                begun_s, step = shell.elapsed_s(), pace.step
+                evicted = shell.catalog.make_room(use.tier, shell.now_s(), step)
                 shell.apply()
                 shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+                pace.took(shell.elapsed_s() - begun_s)
+                is_above = evicted == step
                 await asyncio.sleep(0)
             self._note_evictor_lag(use.tier)
 
@@ -85,10 +89,11 @@ class Janitor:
         if shell.tiers.disk is None or shell.discards_waiting:
             return
         share = await shell.tiers.disk_lane.submit(shell.tiers.disk_index_share)
-        if share > INDEX_SHARE_MAX:
-            evicted = shell.catalog.shed(TierId.NVME, shell.now_s(), EVICT_SLICE_COPIES)
+        for _ in range(SHED_COPIES // STEP_MIN if share > INDEX_SHARE_MAX else 0):
+            evicted = shell.catalog.shed(TierId.NVME, shell.now_s(), STEP_MIN)
             shell.apply()
             shell.counts["evicted_copies", "nvme"] += evicted
+            await asyncio.sleep(0)
 
     async def write_back_once(self) -> None:
         """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""

@@ -194,7 +194,7 @@ class Mover:
         if len(run) <= most:
             return [run]
         ends = [*range(most, len(run), most), len(run)]
-        return self._shell.catalog.cut_copies(run, ends)
+        return self._shell.catalog.carriage.cut(run, ends)
 
     # ---- both
 

@@ -13,12 +13,13 @@ from kvstored.clock import Clock
 from kvstored.core.calls import Fingerprint, Freed, Hidden, Leased, Linked, Reason, Visible
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import FreedMany, Places, VisibleMany
-from kvstored.core.types import Layout, NamespaceId, Place, TierId
+from kvstored.core.types import Layout, NamespaceId, Place, Rows, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.errors import KvstoredError
 from kvstored.metrics import Metrics
 from kvstored.store.events import EventKind, Events
 from kvstored.store.lane import Ended, Lane, Urgency
+from kvstored.store.pace import Pace
 from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, PieceRef, Tier
@@ -26,8 +27,6 @@ from kvstored.tiers.projection import Projection
 from kvstored.tiers.record import Record
 
 DISCARD_BATCH_PIECES = 4096
-CLEAR_SLICE_BLOCKS = 256
-"""Blocks that are forgotten in one turn of the loop: some ten milliseconds."""
 
 _KINDS = {
     Reason.REMOVED: EventKind.REMOVED,
@@ -142,13 +141,19 @@ class Shell:
 
     async def clear(self, ns: NamespaceId) -> int:
         """Forget the blocks of a namespace in slices, between which others are served."""
-        rows = blocks_in(self.catalog.books, ns)
-        blocks = 0
-        for begin in range(0, len(rows), CLEAR_SLICE_BLOCKS):
-            part = rows[begin : begin + CLEAR_SLICE_BLOCKS]
+        return await self.forget(ns, blocks_in(self.catalog.books, ns))
+
+    async def forget(self, ns: NamespaceId, rows: Rows) -> int:
+        """The same for these blocks of it, deepest first. Blocks that were readable."""
+        blocks, begin, pace = 0, 0, Pace()
+        while begin < len(rows):
+            part, begun_s = rows[begin : begin + pace.step], self.elapsed_s()
             blocks += self.catalog.clear_rows(ns, part, self.now_s())
             self.apply()
-            await asyncio.sleep(0)
+            begin += len(part)
+            pace.took(self.elapsed_s() - begun_s)
+            if begin < len(rows):
+                await asyncio.sleep(0)
         return blocks
 
     def discard(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
-from kvstored.core.naming import count_reads
+from kvstored.core.naming import count_reads, rows_leaf_first
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.store.clients import Clients
@@ -153,10 +153,10 @@ class Store:
 
     # ---- forgetting and touching
 
-    def remove(self, layout: Layout, keys: KeyBatch) -> int:
-        blocks = self.shell.catalog.remove(layout.id, keys, self.shell.now_s())
-        self.shell.apply()
-        return blocks
+    async def remove(self, layout: Layout, keys: KeyBatch) -> int:
+        """Blocks that were readable. Many go in slices, leaf first; all are gone when it returns."""
+        rows = rows_leaf_first(self.shell.catalog.books, layout.id, keys)
+        return await self.shell.forget(layout.id, rows)
 
     async def clear(self, layout: Layout) -> int:
         """Blocks that were readable. A block that is put meanwhile may go as well."""

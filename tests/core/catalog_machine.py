@@ -66,7 +66,7 @@ class CatalogMachine(ComparingMachine):
 
     def record_attempts(self) -> None:
         """Which copies a write-back looks at, and in which order, is not promised: the oracle is told."""
-        carriage, books = self.catalog._carriage, self.catalog.books
+        carriage, books = self.catalog.carriage, self.catalog.books
         begin = carriage.begin
 
         def recorded(source: int, target: TierId, now_s: float) -> CopyTask | None:

@@ -26,6 +26,7 @@ from kvstored.core.columns import READY
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
+from kvstored.core.naming import rows_leaf_first
 from kvstored.core.types import (
     UNIT_BYTES,
     Access,
@@ -161,6 +162,10 @@ def freed_in(effects: Sequence[AnyEffect]) -> list[Freed]:
     return [effect for effect in singly(effects) if isinstance(effect, Freed)]
 
 
+def remove(catalog: Catalog, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
+    return catalog.clear_rows(ns, rows_leaf_first(catalog.books, ns, keys), now_s)
+
+
 class Desk:
     """A catalog with one open session, and the calls of its life in one line each. Chains link each name to the one before."""
 
@@ -256,13 +261,13 @@ class Desk:
         """Runs taken apart."""
         tasks: list[CopyTask] = []
         for each in copying:
-            tasks += self.catalog.take_apart(each) if isinstance(each, CopyRun) else [each]
+            tasks += self.catalog.carriage.take_apart(each) if isinstance(each, CopyRun) else [each]
         return tasks
 
     def carry(self, copying: Sequence[Copying]) -> None:
         for each in copying:
             if isinstance(each, CopyRun):
-                assert self.catalog.commit_copies(each, each.targets, self.now_s)
+                assert self.catalog.carriage.commit_run(each, each.targets, self.now_s)
                 continue
             stored = [StoredPiece(move.target, 1) for move in each.moves]
             self.catalog.commit_copy(each.id, stored, self.now_s)

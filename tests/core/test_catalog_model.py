@@ -30,6 +30,7 @@ from tests.core.desk import (
     UNIT,
     WINDOW,
     freed_in,
+    remove,
     spec_of,
 )
 from tests.core.oracle_rows import DRAM, NVME
@@ -178,7 +179,7 @@ class WholeMachine(MovingMachine):
     def remove(self, ns: int, path: int, length: int, last: bool) -> None:
         namer, keys = self.pick(self.namers, ns), self.path(path, length)
         keys = keys[-1:] if last else keys
-        removed = self.catalog.remove(namer.layout.id, namer.batch(keys), self.now_s)
+        removed = remove(self.catalog, namer.layout.id, namer.batch(keys), self.now_s)
         blocks = [self.oracle.blocks.get((namer.layout.id, key)) for key in keys]
         there = [block for block in blocks if block is not None]
         assert removed == self.oracle.drop_all(there, Reason.REMOVED)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -428,7 +427,7 @@ def test_a_full_lane_aborts_copies_and_leaks_nothing(tmp_path: Path) -> None:
         lane = world.shell.tiers.disk_lane
         gate = threading.Event()
         blocked = [lane.submit(lambda: gate.wait(10.0)) for _ in range(3)]
-        while lane.running < 3:
+        while lane.running < 3:  # noqa: ASYNC110 - a few looks
             await asyncio.sleep(0.001)
         with suppress(Busy):
             while True:
@@ -471,7 +470,7 @@ def test_a_block_removed_while_it_is_written_leaves_no_record_on_the_disk(tmp_pa
         session = world.session()
         world.put(session, layout, [1, 2])
         await world.janitor.write_back_once()
-        assert world.store.remove(layout, keys_of(layout, [1])) == 1
+        assert await world.store.remove(layout, keys_of(layout, [1])) == 1
         await world.settle()
         assert len(world.memory.scan(0, 99).records) == 1
         grant = await world.acquire(session, layout, [1, 2])
