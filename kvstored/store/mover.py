@@ -38,10 +38,10 @@ class Bounds:
 
     load_bytes: int = 4 << 20
     load_pieces: int = 256
-    store_bytes: int = 128 << 20
-    store_pieces: int = 1024
-    commit_bytes: int = 128 << 20
-    commit_pieces: int = 1024
+    store_bytes: int = 64 << 20
+    store_pieces: int = 2048
+    commit_bytes: int = 64 << 20
+    commit_pieces: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
