@@ -7,7 +7,7 @@ others block and belong to the lane. A place's head record is the one at its fir
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +43,6 @@ from kvstored.tiers.segment import Segment
 
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """Segments taken over as (segment, units), and descriptor names that were refused, each with its reason; those are closed."""
-
-    segments: tuple[tuple[int, int], ...]
-    refused: tuple[tuple[str, str], ...]
 
 
 class Arena:
@@ -93,7 +85,13 @@ class Arena:
             self._segments = {**self._segments, number: segment}
         return number, self._units
 
-    def adopt(self, fds: Mapping[str, int]) -> Adopted:
+    def grow_mapped(self) -> tuple[int, int]:
+        """The same with all its pages mapped into this process: a quarter of a second a GiB, which what comes from a disk saves."""
+        number, units = self.grow()
+        self._populate.all(self._segments[number].bytes)
+        return number, units
+
+    def adopt(self, fds: Mapping[str, int]) -> shared.Adopted:
         """Take over the segments of an earlier process from its named descriptors; other names are left alone.
 
         Owns every segment descriptor from here on. Contents are read by `scan`.
@@ -112,7 +110,7 @@ class Arena:
             self._segments = {**self._segments, segment.number: segment}
             self._adopted.add(segment.number)
             taken.append((segment.number, segment.units))
-        return Adopted(tuple(taken), tuple(refused))
+        return shared.Adopted(tuple(taken), tuple(refused))
 
     def fds(self) -> dict[str, int]:
         """Every descriptor that must outlive this process, by its name in the descriptor store."""
@@ -132,10 +130,6 @@ class Arena:
 
     def segments(self) -> list[tuple[int, int]]:
         return [(segment.number, segment.units) for segment in self._segments.values()]
-
-    def populate(self, number: int) -> None:
-        """Map all pages of a segment into this process, in the lane: what comes from a disk finds them so. Half a second a GiB."""
-        self._populate.all(self._segments[number].bytes)
 
     # Records, on the loop
 
@@ -176,10 +170,7 @@ class Arena:
 
     def slots(self, places: Places) -> list[NDArray[np.uint8]]:
         """All bytes of each place, of one extent each, as one writable view."""
-        begin, end = places.start * UNIT_BYTES, (places.start + places.units) * UNIT_BYTES
-        memory = {number: segment.bytes for number, segment in self._segments.items()}
-        rows = zip(places.segment.tolist(), begin.tolist(), end.tolist(), strict=True)
-        return [memory[segment][first:last] for segment, first, last in rows]
+        return marks.slots(self._segments, places)
 
     def put_many(self, records: Records, places: Places) -> None:
         """Records of pieces that are about to be ready, state FILLING, at their places of one extent each."""
@@ -289,8 +280,7 @@ class Arena:
             (rows["state"] != State.FREE) & (rows["state"] != State.CONTINUED)
         )
         places, kept = self._places_of(segment, start, rows, candidates)
-        rejected = len(candidates) - len(kept)
-        if rejected and segment.number in self._adopted:
+        if (rejected := len(candidates) - len(kept)) and segment.number in self._adopted:
             segment.rows["state"][start + np.setdiff1d(candidates, kept)] = State.FREE
         following_row = start + len(rows)
         if following_row < segment.units:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.columnar import Places
-from kvstored.core.types import KEY_BYTES_MAX
+from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
 from kvstored.tiers import record as layout
 from kvstored.tiers.record import FillingColumns, Records, State
 from kvstored.tiers.segment import Segment
@@ -25,6 +25,13 @@ class Lineages:
     keys: bytes
     key_bytes: NDArray[np.uint8]
     parents: bytes
+
+
+def slots(segments: Mapping[int, Segment], places: Places) -> list[NDArray[np.uint8]]:
+    """All bytes of each place as one view."""
+    begin, end = places.start * UNIT_BYTES, (places.start + places.units) * UNIT_BYTES
+    rows = zip(places.segment.tolist(), begin.tolist(), end.tolist(), strict=True)
+    return [segments[number].bytes[first:last] for number, first, last in rows]
 
 
 def fill(segments: Mapping[int, Segment], filling: FillingColumns) -> None:
