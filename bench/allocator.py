@@ -155,7 +155,10 @@ class _Arena:
         grants = [grant for grant in catalog.reserve(call, self._now_s).grants if grant]
         fills = [grant.fill for grant in grants]
         sums = np.ones(len(fills), dtype=np.uint64)
-        if catalog.commit_run(self._session, fills, sums, self._now_s) is None:
+        run = catalog.whole_run(self._session, fills)
+        if run is not None:
+            catalog.commit_run(run, sums, self._now_s)
+        else:
             catalog.commit(self._session, fills, [{0: 1}] * len(fills), self._now_s)
         catalog.drain()
 

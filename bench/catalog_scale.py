@@ -78,12 +78,12 @@ class Tier:
         self.now_s = 1e9
 
     def fill(self) -> None:
-        self.catalog.recovery_begin(self.tier)
+        self.catalog.recovery.begin(self.tier)
         slice_ = 16 * FAMILY
         for start in range(0, self.blocks, slice_):
             rows = np.arange(start, min(start + slice_, self.blocks))
-            self.catalog.recover_many(self.tier, self.ns, _columns(rows), self.now_s)
-        self.catalog.recovery_done(self.tier, self.now_s)
+            self.catalog.recovery.recover_many(self.tier, self.ns, _columns(rows), self.now_s)
+        self.catalog.recovery.done(self.tier, self.now_s)
         self.catalog.drain()
         give_back_free_memory()  # as the daemon does
 
@@ -112,7 +112,9 @@ class Tier:
             assert len(many) == len(keys), "not granted"
             ids = range(many.first_fill, many.first_fill + len(many))
             sums = np.ones(len(many), dtype=np.uint64)
-            assert self.catalog.commit_run(self.session, ids, sums, self.now_s) is not None
+            run = self.catalog.whole_run(self.session, ids)
+            assert run is not None, "not whole"
+            self.catalog.commit_run(run, sums, self.now_s)
         return sum(_freed(effect) for effect in self.catalog.drain())
 
     def read(self, keys: KeyBatch, *, prove: bool = False) -> None:

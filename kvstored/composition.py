@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvstored import __version__, errors, logs, machine
-from kvstored import config as settings
+from kvstored import __version__, errors, logs, machine, sections
 from kvstored.clock import Clock
 from kvstored.codec.frame import Codec
 from kvstored.config import Config
@@ -69,6 +68,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         config.dram.segment_effective_bytes,
         incarnation=epoch,
         available_bytes=lambda: machine.memory_limit().available_bytes,
+        pages=config.dram.huge_pages,
     )
     adopted = arena.adopt(fds)
     slab_bytes = min(SLAB_BYTES, config.disk.capacity_bytes // UNIT_BYTES * UNIT_BYTES)
@@ -139,7 +139,7 @@ def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
 
 
 def _tier_limits(
-    config: Config, tier: TierId, section: settings.Dram | settings.Disk
+    config: Config, tier: TierId, section: sections.Dram | sections.Disk
 ) -> TierLimits:
     shares = config.limits
     return TierLimits(

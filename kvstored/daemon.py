@@ -160,7 +160,7 @@ class Daemon:
             log.warning("a segment of an earlier run cannot be used", name=name, reason=reason)
         for tier, segments in found.items():
             if segments:
-                catalog.recovery_begin(tier)
+                catalog.recovery.begin(tier)
             for segment, units in segments:
                 catalog.grow(tier, segment, units)
         self._shell.apply()
@@ -259,6 +259,7 @@ class Daemon:
             gauges.leased_bytes.set(use.leased_units * UNIT_BYTES)
             gauges.pinned_bytes.set(use.pinned_units * UNIT_BYTES)
             gauges.quarantined_bytes.set(use.quarantined_units * UNIT_BYTES)
+            gauges.aside_bytes.set(use.aside_units * UNIT_BYTES)
             gauges.copies.set(use.copies)
             gauges.dirty_copies.set(use.dirty_copies)
             gauges.fragmentation_ratio.set(use.fragmentation)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+NON_TEMPORAL = "glibc.cpu.x86_non_temporal_threshold"
+
 
 class ChildPlan(NamedTuple):
     name: str
@@ -27,13 +29,23 @@ class Plan(NamedTuple):
     children: Sequence[ChildPlan]
 
 
-def launch(plan: Plan, config_json: str) -> NoReturn:
-    """Becomes the keeper: same process, so that a service manager's main pid stays right."""
+def launch(plan: Plan, config_json: str, non_temporal_bytes: int) -> NoReturn:
+    """Becomes the keeper: same process, so that a service manager's main pid stays right. `non_temporal_bytes`: what the C library is
+    told at the start of every process, 0 for nothing."""
     children = [child._asdict() for child in plan.children]
     plan_json = json.dumps({**plan._asdict(), "children": children})
     fds = [_in_memory("kvstored-plan", plan_json), _in_memory("kvstored-config", config_json)]
     argv = [*python_module("kvstored.keeper"), *map(str, fds)]
-    os.execve(sys.executable, argv, _environ())
+    os.execve(sys.executable, argv, tuned(_environ(), non_temporal_bytes))
+
+
+def tuned(environ: dict[str, str], non_temporal_bytes: int) -> dict[str, str]:
+    """With the tunable of glibc, unless the environment has it already: who set it there meant it."""
+    tunables = environ.get("GLIBC_TUNABLES", "")
+    if not non_temporal_bytes or NON_TEMPORAL in tunables:
+        return environ
+    told = f"{NON_TEMPORAL}={non_temporal_bytes:#x}"
+    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, told)))}
 
 
 def python_module(name: str) -> list[str]:

@@ -91,6 +91,7 @@ class TierGauges:
         self.leased_bytes = gauges["leased_bytes"].labels(tier)
         self.pinned_bytes = gauges["pinned_bytes"].labels(tier)
         self.quarantined_bytes = gauges["quarantined_bytes"].labels(tier)
+        self.aside_bytes = gauges["aside_bytes"].labels(tier)
         self.copies = gauges["copies"].labels(tier)
         self.dirty_copies = gauges["dirty_copies"].labels(tier)
         self.fragmentation_ratio = gauges["fragmentation_ratio"].labels(tier)
@@ -103,6 +104,7 @@ _TIER_MEANINGS = {
     "leased_bytes": "Held by leases.",
     "pinned_bytes": "Held by pins.",
     "quarantined_bytes": "Kept aside from late writers.",
+    "aside_bytes": "Held by sessions for puts to come.",
     "copies": "Copies.",
     "dirty_copies": "Copies without a slower one.",
     "fragmentation_ratio": "Share of the tier that is free but in pieces too small for a typical request.",

@@ -29,7 +29,7 @@ children = [
     ChildPlan(name, [sys.executable, CHILD, state_dir, behaviour], name == "daemon", 1 if name == "daemon" else 15)
     for name, behaviour in zip(["daemon", "front"], behaviours)
 ]
-launch(Plan(state_dir, float(drain_s), False, children), "the configuration")
+launch(Plan(state_dir, float(drain_s), False, children), "the configuration", 0)
 """
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvstored.cli.checks import Finding, Level
-
-NON_TEMPORAL = "glibc.cpu.x86_non_temporal_threshold"
+from kvstored.launch import NON_TEMPORAL
 
 
 def pages(sys: Path = Path("/sys")) -> list[Finding]:
@@ -25,7 +24,7 @@ def copies(environ: Mapping[str, str] = os.environ) -> list[Finding]:
 
 
 def _shared_huge(sys: Path) -> Finding:
-    """The arena does not ask for them: where the kernel gives them unasked (always, force, within_size) it has them."""
+    """Where the kernel gives them unasked (always, force, within_size) the arena has them, with advise where dram.huge_pages says so."""
     path = sys / "kernel/mm/transparent_hugepage/shmem_enabled"
     text = _text(path)
     chosen = text.partition("[")[2].partition("]")[0] or "unknown"
@@ -38,7 +37,7 @@ def _hugetlb(sys: Path) -> Finding:
         total, free = _text(size / "nr_hugepages") or "0", _text(size / "free_hugepages") or "0"
         found.append(f"{size.name.removeprefix('hugepages-')}: {total} ({free} free)")
     reserved = ", ".join(found) or "none known to this kernel"
-    return Finding("hugetlb", Level.OK, f"reserved: {reserved}; kvstored does not use them")
+    return Finding("hugetlb", Level.OK, f"reserved: {reserved}; used with dram.huge_pages=hugetlb")
 
 
 def _nodes(sys: Path) -> Finding:

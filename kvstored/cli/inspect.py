@@ -71,7 +71,7 @@ def _count(name: str, count: float) -> str:
 def _tiers_text(answer: pb.StatResponse) -> Table:
     made = table(
         *("tier", "state", "capacity >", "granted >", "used >", "used % >", "copies >", "dirty >"),
-        *("leased >", "pinned >", "quarantined >", "fragmented >", "codec"),
+        *("leased >", "pinned >", "quarantined >", "aside >", "fragmented >", "codec"),
     )
     for tier in answer.tiers:
         share = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
@@ -81,9 +81,8 @@ def _tiers_text(answer: pb.StatResponse) -> Table:
             *(tier.name, tier.state),
             *map(units.format_about, (tier.capacity_bytes, tier.granted_bytes, tier.used_bytes)),
             *(f"{share:.1%}", str(tier.copies), dirty),
-            *map(
-                units.format_about, (tier.leased_bytes, tier.pinned_bytes, tier.quarantined_bytes)
-            ),
+            *map(units.format_about, (tier.leased_bytes, tier.pinned_bytes)),
+            *map(units.format_about, (tier.quarantined_bytes, tier.aside_bytes)),
             *(f"{tier.fragmentation:.1%}", f"{tier.codec} {tier.codec_ratio:.2f}x".strip()),
         )
     return made

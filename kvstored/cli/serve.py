@@ -34,7 +34,7 @@ def serve(*, file: Path | None, is_json: bool, **flags: str | None) -> None:
     logs.configure(config.log.level, is_json=config.log.is_json(sys.stderr))
     for warning in check_sizes(config):
         log.warning(warning)
-    launch(plan(config), config.to_json())
+    launch(plan(config), config.to_json(), config.dram.non_temporal_bytes)
 
 
 def plan(config: Config) -> Plan:

@@ -1,5 +1,6 @@
 """What a link of one host holds between a message and the next: places that were granted, and what carries the bytes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstored.client.copying import Bytes, Copier, Run
@@ -7,6 +8,9 @@ from kvstored.client.scatter import Walk, gather
 from kvstored.core.calls import FillStatus
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import U8S, U64S, Pieces, unpack_u64
+
+Mapped = Callable[[Pieces, float], dict[int, Bytes]]
+"""The segments that pieces lie in, within a time."""
 
 
 @dataclass(frozen=True, slots=True)

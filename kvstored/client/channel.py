@@ -4,6 +4,7 @@ All connections carry one session: the first opens it, the others join it by its
 that was restarted has another epoch: that makes another session, and what was leased or filled before is lost.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from kvstored.client.connection import Connection
+from kvstored.client.stock import IDLE_S, Stock
 from kvstored.clock import Clock
 from kvstored.errors import Busy, KvstoredError, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
@@ -73,6 +75,10 @@ class Link(Protocol):
 class LocalLink:
     session: Session
     connection: Connection
+    stock: Stock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stock = Stock(self.connection, self.session.token)
 
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
@@ -108,6 +114,8 @@ class LocalChannel:
         try:
             link = self._take_idle() or self._connected(timeout_s)
             try:
+                unused_since_s = self.clock.elapsed_s() - IDLE_S
+                link.stock.give_back(timeout_s, unused_since_s=unused_since_s)
                 yield link
             finally:
                 self._give_back(link)
@@ -123,6 +131,9 @@ class LocalChannel:
             if session is not None:
                 with self.link(self._connect_timeout_s) as link:
                     self._release(session, link)
+                    for each in (link, *self._idle):
+                        each.stock.give_back(self._connect_timeout_s, unused_since_s=math.inf)
+                        each.connection.collect()
                     request = pb.CloseSessionRequest(session=session.token)
                     link.call(
                         "CloseSession", request, pb.CloseSessionResponse, self._connect_timeout_s

@@ -4,11 +4,18 @@ import math
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstored.errors import Corrupt, DeadlineExceeded, InvalidArgument, Unavailable
+from kvstored.errors import (
+    Corrupt,
+    DeadlineExceeded,
+    InvalidArgument,
+    KvstoredError,
+    Unavailable,
+)
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.frames import (
     HEADER,
@@ -42,6 +49,7 @@ class Connection:
         self._call = 0
         self._timeout_s = 0.0
         self._is_idle = False
+        self._owed: Callable[[], None] | None = None
         try:
             self._socket.settimeout(connect_timeout_s)
             self._socket.connect(path)
@@ -65,12 +73,12 @@ class Connection:
         if not self._is_idle:
             return False
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            peeked = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return False
+        return bool(peeked) and self._owed is not None
 
     def close(self) -> None:
         self._is_idle = False
@@ -90,6 +98,32 @@ class Connection:
         assert response is BY_NAME[name].response, f"{name} does not answer {response}"
         received = self._receive(self._buffer, 0)
         return _parsed(response, self._answer(received))
+
+    def owe(
+        self,
+        name: str,
+        request: Message,
+        response: type[Response],
+        taken: Callable[[Response], None],
+        timeout_s: float,
+    ) -> None:
+        """Sends a call whose answer nobody waits for: it is taken before the next call is sent. A refusal is forgotten."""
+        self.collect()
+        self.begin(name, request, timeout_s)
+        self._is_idle = True
+        self._owed = lambda: taken(self.end(name, response))
+
+    def collect(self) -> None:
+        """Takes the answer that is owed, waiting for it if need be."""
+        take, self._owed = self._owed, None
+        if take is None:
+            return
+        self._is_idle = False
+        try:
+            take()
+        except KvstoredError:
+            if not self._is_idle:  # no refusal but a broken connection
+                raise
 
     def segment(self, segment: int, timeout_s: float) -> tuple[pb.SegmentResponse, int]:
         """The segment's facts and a descriptor, which is the caller's to close."""
@@ -124,6 +158,7 @@ class Connection:
                 os.close(descriptor)
 
     def _send(self, number: int, request: Message, timeout_s: float) -> None:
+        self.collect()
         assert self._is_idle, "the connection is in use or broken"
         if timeout_s <= 0:
             raise DeadlineExceeded("no time is left for the call")

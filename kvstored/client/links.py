@@ -23,6 +23,16 @@ Response = TypeVar("Response", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """Of a part of full blocks in one whole piece each, which may go to places set aside: the namespace's digest, the seed of its
+    fingerprints, bytes of a block."""
+
+    namespace: bytes
+    seed: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutPart:
     """One Reserve and the bytes of its pieces. `generations`: put only where they are still current (ReplaceIf)."""
 
@@ -32,6 +42,7 @@ class PutPart:
     generations: Sequence[int] | None = None
     gathers: Sequence[Gather | None] = ()
     """In place of `sources`, for a link that shares memory."""
+    plain: Plain | None = None
 
     @property
     def groups(self) -> int:

@@ -10,13 +10,15 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from kvstored.client.carrying import Acquired, Filling, granted_fills
+from kvstored.client.aside import AsidePuts
+from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalChannel, LocalLink, Session
-from kvstored.client.copying import Bytes, Copier, Run, checksum_of
+from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.keys import Keys
 from kvstored.client.links import GetCall, Glance, Leased, PutPart
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.reports import Reports
+from kvstored.client.reserved import ReservedPuts
 from kvstored.client.results import Blocks, GetResult, OptimisticReads
 from kvstored.client.rows import mapped_segments, privates_of, shared_runs
 from kvstored.client.runs import (
@@ -26,14 +28,13 @@ from kvstored.client.runs import (
     runs_between,
     walks_between,
 )
-from kvstored.client.scatter import Walk, scatter, scatter_unchecked
+from kvstored.client.scatter import scatter, scatter_unchecked
 from kvstored.client.segments import Segments
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import (
-    U64S,
     PackedPieces,
     Pieces,
     pack_u64,
@@ -127,109 +128,22 @@ class LocalDataLink:
     # ---- put
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
-        """Part by part: while one is copied, the daemon commits the part before it and reserves the one after."""
+        """One message where there are places set aside for all of it and the projection shows none of the blocks; else reserved first."""
         for part in parts:
             part.request.session = self.session.token
-        status: list[FillStatus] = []
-        filling = self._filling(parts[0], self._reserve(parts[0], timeout_s), timeout_s)
-        filled: Filling | None = None
-        for following in [*parts[1:], None]:
-            reserved = self._copied(filling, filled, following, timeout_s)
-            if filled is not None:
-                status += filled.status
-            filled = filling
-            if following is not None:
-                filling = self._filling(following, reserved, timeout_s)
-        assert filled is not None, "a put has parts"
-        if filled.granted:
-            request = self._commit_request(filled)
-            self._settle(filled, self.call("Commit", request, pb.CommitResponse, timeout_s))
-        return status + filled.status
-
-    def _copied(
-        self,
-        filling: Filling,
-        before: Filling | None,
-        after: PutPart | None,
-        timeout_s: float,
-    ) -> pb.ReserveResponse:
-        """Copies a part; meanwhile the one `before` is committed and the one `after` reserved, whose answer this returns.
-
-        Gives the fills of this part back when anything fails.
-        """
-        request = pb.CommitRequest() if before is None else self._commit_request(before)
-        if after is not None:
-            request.session = self.session.token
-            request.next.CopyFrom(after.request)
-        is_sent = after is not None or (before is not None and bool(before.granted))
-        answer = pb.CommitResponse()
-        try:
-            if is_sent:
-                self._link.connection.begin("Commit", request, timeout_s)
-            try:
-                filling.checksums[filling.indexes] = filling.copy_in(self._copier)
-            finally:
-                if is_sent:
-                    answer = self._link.connection.end("Commit", pb.CommitResponse)
-            if before is not None:
-                self._settle(before, answer)
-        except BaseException:
-            self._abort(filling.fills, timeout_s)
-            if after is not None and answer.HasField("next"):
-                self._abort(granted_fills(answer.next, after.keys), timeout_s)
-            raise
-        return answer.next
-
-    def _filling(self, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float) -> Filling:
-        """What was reserved, mapped: a segment's descriptor has to be asked for before the next call is under way."""
-        status = [_FILL[s] for s in unpack_u8(reserved.status, "status", part.keys).tolist()]
-        fills = granted_fills(reserved, part.keys)
-        indexes: list[int] = []
-        runs: list[Run] = []
-        walks: list[Walk] = []
-        if len(fills):
-            try:
-                packed = PackedPieces(reserved.extent_counts, reserved.extents, reserved.sizes)
-                pieces = unpack_pieces(packed, part.keys, part.groups)
-                segments = self._mapped(pieces, timeout_s)
-                if part.gathers:
-                    indexes, walks = walks_between(pieces, part.gathers, segments, None)
-                else:
-                    indexes, runs = runs_between(pieces, part.sources, segments)
-            except BaseException:
-                self._abort(fills, timeout_s)
-                raise
-        granted = [i for i, s in enumerate(status) if s is FillStatus.GRANTED]
-        checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
-        return Filling(status, granted, fills, indexes, runs, walks, checksums)
-
-    def _commit_request(self, filled: Filling) -> pb.CommitRequest:
-        by_key = filled.checksums.reshape(len(filled.status), -1)
-        return pb.CommitRequest(
-            session=self.session.token,
-            fills=pack_u64(filled.fills),
-            checksums=pack_u64(by_key[filled.granted]),
+        reserved = ReservedPuts(self._link, self._copier, self._mapped)
+        part, plain = parts[0], parts[0].plain
+        if len(parts) > 1 or plain is None:
+            return reserved.put(parts, timeout_s)
+        asides = AsidePuts(self._link, self._copier, self._mapped)
+        is_stored = not self._optimistic.may_show(
+            self._link, plain.seed, part.request.keys, timeout_s
         )
-
-    def _settle(self, filled: Filling, answer: pb.CommitResponse) -> None:
-        outcome = unpack_u8(answer.status, "status", len(filled.granted))
-        for i, s in zip(filled.granted, outcome.tolist(), strict=True):
-            filled.status[i] = _FILL[s]
-
-    def _reserve(self, part: PutPart, timeout_s: float) -> pb.ReserveResponse:
-        if part.generations is None:
-            return self.call("Reserve", part.request, pb.ReserveResponse, timeout_s)
-        request = pb.ReplaceIfRequest(reserve=part.request, generations=pack_u64(part.generations))
-        return self.call("ReplaceIf", request, pb.ReserveResponse, timeout_s)
-
-    def _abort(self, fills: U64S, timeout_s: float) -> None:
-        request = pb.AbortRequest(session=self.session.token, fills=pack_u64(fills))
-        try:
-            if self._link.connection.is_reusable:
-                self.call("Abort", request, pb.AbortResponse, timeout_s)
-        except KvstoredError:
-            # The fills end by their TTL or with the session; the first error is the one to tell.
-            pass
+        is_stored = is_stored and asides.put(part, plain, self._clock.elapsed_s(), timeout_s)
+        stored = [FillStatus.COMMITTED] * part.keys
+        status = stored if is_stored else reserved.put(parts, timeout_s)
+        self._link.stock.restock(plain.namespace, part.keys, plain.block_bytes, timeout_s)
+        return status
 
     # ---- get
 

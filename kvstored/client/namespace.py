@@ -5,7 +5,15 @@ from dataclasses import replace
 
 from kvstored.client.channel import Session
 from kvstored.client.keys import Keys, checked
-from kvstored.client.links import GetCall, Glance, Leased, Linked, PutPart, milliseconds
+from kvstored.client.links import (
+    GetCall,
+    Glance,
+    Leased,
+    Linked,
+    Plain,
+    PutPart,
+    milliseconds,
+)
 from kvstored.client.namespace_calls import NamespaceCalls
 from kvstored.client.optimistic import completed, seed_if_shown
 from kvstored.client.results import GetResult, OpenedNamespace, PutResult
@@ -73,6 +81,7 @@ class Namespace(NamespaceCalls):
                 ),
                 sources[a * g : b * g],
                 b - a,
+                plain=self._plain(keys[a:b], sources[a * g : b * g]),
             )
             for a, b in parts_of(sources, g)
         ]
@@ -115,6 +124,7 @@ class Namespace(NamespaceCalls):
                 (),
                 b - a,
                 gathers=gathers[a * g : b * g],
+                plain=self._plain(keys[a:b], gathers[a * g : b * g]),
             )
             for a, b in parts_of(gathers, g)
         ]
@@ -229,6 +239,13 @@ class Namespace(NamespaceCalls):
         return View(leased, release=self._released, renew=self._renewed)
 
     # ---- inside
+
+    def _plain(self, keys: Keys, pieces: Sequence[Sized | None]) -> Plain | None:
+        full_bytes = self.spec.groups[0].bytes_per_block
+        if self._seed is None or keys.last_valid_tokens:
+            return None
+        is_full = all(piece is not None and piece.size == full_bytes for piece in pieces)
+        return Plain(self.digest, self._seed, full_bytes) if is_full else None
 
     def _reserve(
         self,

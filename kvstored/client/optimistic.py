@@ -8,8 +8,9 @@ import numpy as np
 
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Copier, Run
+from kvstored.client.level import LEVEL_BYTES_MAX, copied_level, level_rows
 from kvstored.client.links import Glance
-from kvstored.client.projected import MANY, Found, Index
+from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import Rows, outputs_of, privates_of
@@ -19,6 +20,7 @@ from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
 from kvstored.core.types import Layout, NamespaceId, NamespaceSpec, TierId
 from kvstored.errors import KvstoredError
+from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import Pieces
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
@@ -37,16 +39,20 @@ class Optimistic:
 
     def read(self, link: LocalLink, glance: Glance, timeout_s: float) -> GetResult | None:
         """What could be read so, the other keys as misses; None where that is nothing."""
-        known = self._of
-        if known is None or known[0] is not link.session:
-            known = self._of = (link.session, _index_of(link, timeout_s))
-        index = known[1]
+        index = self._index(link, timeout_s)
         if index is None:
             return None
         keys = glance.keys.keys
         if not keys or len(set(map(len, keys))) > 1:
             return None
-        found = index.find(keys, glance.digest, glance.seed)
+        if len(keys) < MANY:
+            found = index.find(keys, glance.digest, glance.seed)
+        else:
+            many = index.find_many(keys, glance.digest, glance.seed)
+            level = self._read_level(link, index, many, glance, timeout_s)
+            if level is not None:
+                return level
+            found = many.singly()
         lengths = found.lengths
         absent = lengths.count(0)
         self.reads.changed += found.odd
@@ -67,6 +73,46 @@ class Optimistic:
             miss_reason="",
             corrupt=0,
         )
+
+    def _read_level(
+        self, link: LocalLink, index: Index, found: FoundMany, glance: Glance, timeout_s: float
+    ) -> GetResult | None:
+        """Many small blocks of one size that are all there, read with little looking at each; None where something is otherwise, or changed."""
+        size, count = found.level_bytes, len(found.lengths)
+        if not size or size * count > LEVEL_BYTES_MAX:
+            return None
+        rows = level_rows(glance.out, count, size)
+        if rows is None:
+            return None
+        segment = self._segments.mapped(
+            int(found.segments[0]),
+            link.session.epoch,
+            lambda n: link.connection.segment(n, timeout_s),
+        )
+        sums = copied_level(segment, found.offsets, rows)
+        if not ((found.checksums == sums) & index.are_unchanged(found)).all():
+            return None
+        self.reads.hits += count
+        self.reports.add(glance.digest, glance.keys.keys)
+        return GetResult(
+            blocks=lambda: tuple((row,) for row in rows),
+            status=(_HIT,) * count,
+            tiers=bytes([_DRAM]) * count,
+            generations=tuple(found.generations.tolist()),
+            miss_reason="",
+            corrupt=0,
+        )
+
+    def may_show(self, link: LocalLink, seed: int, keys: pb.Keys, timeout_s: float) -> bool:
+        """Whether the projection has any of these keys, as far as that is known: keys under extra keys are others there."""
+        index = None if keys.extra_keys else self._index(link, timeout_s)
+        return index is not None and index.may_have(keys.packed, keys.key_bytes, seed)
+
+    def _index(self, link: LocalLink, timeout_s: float) -> Index | None:
+        known = self._of
+        if known is None or known[0] is not link.session:
+            known = self._of = (link.session, _index_of(link, timeout_s))
+        return known[1]
 
     def _runs(
         self, link: LocalLink, found: Found, out: Rows | None, timeout_s: float

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from kvstored.pages import STEP_BYTES, Bytes, Populate
+from kvstored.paging import STEP_BYTES, Bytes, Populate
 
 
 class Prefaulter:

@@ -44,6 +44,39 @@ class Found:
     odd: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FoundMany:
+    """The same as columns."""
+
+    slots: NDArray[np.int64]
+    sequences: NDArray[np.uint64]
+    checksums: NDArray[np.uint64]
+    generations: NDArray[np.uint64]
+    segments: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    odd: int
+
+    @property
+    def level_bytes(self) -> int:
+        """What each block has, where all of them are there, of one size, in one segment; else 0."""
+        first = int(self.lengths[0])
+        is_level = (self.lengths == first) & (self.segments == self.segments[0])
+        return first if is_level.all() else 0
+
+    def singly(self) -> Found:
+        return Found(
+            self.slots.tolist(),
+            self.sequences.tolist(),
+            self.checksums.tolist(),
+            self.generations.tolist(),
+            self.segments.tolist(),
+            self.offsets.tolist(),
+            self.lengths.tolist(),
+            self.odd,
+        )
+
+
 class Index:
     """One boot's projection: refused for a session of another one. Thread-safe, since it only reads."""
 
@@ -68,12 +101,15 @@ class Index:
         self._tags = words[facts.tags_at // 8 : facts.entries_at // 8].reshape(-1, WAYS)
         self._entries = words[facts.entries_at // 8 :].reshape(-1, ENTRY_WORDS)
 
-    def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> Found:
-        """Keys of one length."""
-        short = digest[: layout.DIGEST_BYTES]
-        if len(keys) < MANY:
-            return self._found(keys, short, seed)
-        return self._found_many(keys, short, seed)
+    def may_have(self, packed: bytes, key_bytes: int, seed: int) -> bool:
+        """Whether any of the packed keys has an entry, by its tag alone: wrong once in 2**60."""
+        fingerprints = key_batch(packed, key_bytes, seed).fingerprints
+        buckets = (fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
+        return bool((self._tags[buckets] == fingerprints[:, :1]).any())
+
+    def are_unchanged(self, found: FoundMany) -> NDArray[np.bool_]:
+        same: NDArray[np.bool_] = self._entries[found.slots, 0] == found.sequences
+        return same
 
     def unchanged(self, found: Found) -> list[bool]:
         """Whether nothing was written to each entry since it was found. After the bytes were copied."""
@@ -85,9 +121,9 @@ class Index:
         at = (self._entries_at + slot * ENTRY_BYTES for slot in slots)
         return [_SEQUENCE.unpack_from(self._memory, i)[0] for i in at]
 
-    def _found(self, keys: Sequence[bytes], short: bytes, seed: int) -> Found:
-        """The same as `_found_many` without arrays, which cost more than they save for a key or two."""
-        count, memory = len(keys), self._memory
+    def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> Found:
+        """The same as `find_many` without arrays, which cost more than they save for a key or two."""
+        count, memory, short = len(keys), self._memory, digest[: layout.DIGEST_BYTES]
         none = [0] * count
         found = Found(none, none[:], none[:], none[:], none[:], none[:], none[:])
         for i, key in enumerate(keys):
@@ -115,8 +151,9 @@ class Index:
             found.lengths[i] = sizes >> layout.LENGTH_SHIFT
         return found
 
-    def _found_many(self, keys: Sequence[bytes], short: bytes, seed: int) -> Found:
-        key_bytes = len(keys[0])
+    def find_many(self, keys: Sequence[bytes], digest: bytes, seed: int) -> FoundMany:
+        """Keys of one length."""
+        key_bytes, short = len(keys[0]), digest[: layout.DIGEST_BYTES]
         batch = key_batch(b"".join(keys), key_bytes, seed)
         buckets = (batch.fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
         # where no tag is the same, the first way's entry has another key
@@ -135,16 +172,17 @@ class Index:
         )
         sizes, places = rows[:, layout.SIZES], rows[:, layout.PLACE]
         is_mine &= sizes & np.uint64(layout.KEY_BYTES_MASK) == key_bytes
-        lengths = sizes >> np.uint64(layout.LENGTH_SHIFT)
+        lengths = (sizes >> np.uint64(layout.LENGTH_SHIFT)).astype(np.int64)
         lengths[~(is_there & is_whole & is_mine)] = 0
-        return Found(
-            slots=slots.tolist(),
-            sequences=rows[:, layout.SEQUENCE].tolist(),
-            checksums=rows[:, layout.CHECKSUM].tolist(),
-            generations=rows[:, layout.GENERATION].tolist(),
-            segments=(places >> np.uint64(layout.SEGMENT_SHIFT)).tolist(),
-            offsets=((places & np.uint64(layout.START_MASK)) * np.uint64(UNIT_BYTES)).tolist(),
-            lengths=lengths.tolist(),
+        offsets = (places & np.uint64(layout.START_MASK)) * np.uint64(UNIT_BYTES)
+        return FoundMany(
+            slots=slots,
+            sequences=rows[:, layout.SEQUENCE],
+            checksums=rows[:, layout.CHECKSUM],
+            generations=rows[:, layout.GENERATION],
+            segments=(places >> np.uint64(layout.SEGMENT_SHIFT)).astype(np.int64),
+            offsets=offsets.astype(np.int64),
+            lengths=lengths,
             odd=int(np.count_nonzero(is_there & ~is_whole)),
         )
 

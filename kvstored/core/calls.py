@@ -71,7 +71,8 @@ class TierLimits:
 
     `high`, `low`: watermarks as a share of the capacity. `checkpoint_share`: of the capacity for window and state copies while a
     namespace with such groups is open. `sink_share`: of the capacity that sinks may hold exempt from eviction. `lease_share`,
-    `pin_share`: of the capacity that leases and pins may hold. `admit_hits`: a block is written to this tier once it was hit so
+    `pin_share`: of the capacity that leases and pins may hold. `aside_share`: of the capacity that sessions may hold for puts to come,
+    each of them half of that. `admit_hits`: a block is written to this tier once it was hit so
     often, or has children (0: always).
     """
 
@@ -83,6 +84,7 @@ class TierLimits:
     sink_share: float = 0.05
     lease_share: float = 0.8
     pin_share: float = 0.5
+    aside_share: float = 0.125
     admit_hits: int = 0
 
 

@@ -1,26 +1,24 @@
 """The catalog: every decision of the store, behind synchronous calls that succeed whole or raise with nothing changed.
 
 One thread owns it. Time comes in as `now_s` (wall clock seconds). After each call the shell carries out `drain()`. The parts are beside it:
-books (rows and what follows from a change), fills, leases, claims (pins and requests), carriage (tasks), recovery, looking.
+books (rows and what follows from a change), fills, leases, claims (pins and requests), carriage (tasks), looking; and `recovery`, whose calls a start makes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.asides import Asides, Planned, SetAside
 from kvstored.core.books import Books
-from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import (
     Acquire,
     Committed,
     Expired,
     Fingerprint,
     Limits,
-    PieceRow,
     Pinned,
     Reason,
-    Recovered,
     Reserve,
     StoredPiece,
     TierLimits,
@@ -61,9 +59,11 @@ class Catalog:
         self.carriage = Carriage(self.books, self._evictor)
         self._write_back = WriteBack(self.books, self.carriage)
         self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
+        rights = self._fills.open
+        self._asides = Asides(self.books, self._evictor, self._quarantine, rights)
         self._leases = Leases(self.books, self.carriage, self._quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
-        self._recovery = Recovery(self.books, self._quarantine)
+        self.recovery = Recovery(self.books, self._quarantine)
         self._looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()
         self._last_session = 0
@@ -109,6 +109,7 @@ class Catalog:
         """Its fills, leases and requests end. While its process may live, their space stays in quarantine."""
         self._claims.close_session(session, now_s)
         self._fills.close_session(session, now_s)
+        self._asides.close_session(session, now_s)
         self._leases.close_session(session, now_s)
         self._sessions.discard(session)
         if writer_dead:
@@ -201,18 +202,36 @@ class Catalog:
                 self._claims.sealed(session, fill.request_id, fill.block)
         return outcomes
 
-    def commit_run(
-        self, session: SessionId, fills: Sequence[int], checksums: NDArray[np.uint64], now_s: float
-    ) -> FillRun | None:
-        """As `commit` for all fills of one `GrantedMany` in order: all are visible then. None, with nothing done, where it cannot."""
-        run = self._fills.commit_run(session, fills, checksums, now_s)
-        if run is not None and run.request_id:
-            for block in run.blocks.tolist():
-                self._claims.sealed(session, run.request_id, block)
-        return run
+    def whole_run(self, session: SessionId, fills: Sequence[int]) -> FillRun | None:
+        """The fills of one `GrantedMany` in order, if they are that and `commit_run` can take them together."""
+        return self._fills.whole_run(session, fills)
+
+    def commit_run(self, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
+        """As `commit` for all its fills: all are visible then. No other call may have come since `whole_run`."""
+        self._fills.commit_run(run, checksums, now_s)
+        self._sealed(run)
 
     def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
+        """Fills and places set aside that nobody will write to any more."""
         self._fills.abort(session, fills, now_s)
+        self._asides.give_back(session, fills)
+
+    def set_aside(
+        self, session: SessionId, ns: NamespaceId, length: int, count: int, now_s: float
+    ) -> SetAside:
+        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the session does."""
+        self._know(session)
+        return self._asides.set_aside(session, ns, length, count, now_s)
+
+    def plan_aside(self, call: Reserve, ids: Sequence[int]) -> Planned | None:
+        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. `put_aside` does it."""
+        self._know(call.session)
+        self._fills.check(call)
+        return self._asides.plan(call, ids)
+
+    def put_aside(self, planned: Planned, checksums: NDArray[np.uint64], now_s: float) -> None:
+        """All its blocks are visible then. No other call may have come in between."""
+        self._sealed(self._asides.put(planned, checksums, now_s))
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""
@@ -304,39 +323,6 @@ class Catalog:
         parts = self._fills, self._leases, self._claims, self._quarantine, self.books.lifetimes
         return min(part.next_s() for part in parts)
 
-    # ---- recovery
-
-    def recovery_begin(self, tier: TierId) -> None:
-        self._recovery.begin(tier)
-
-    def recovery_expect(self, records: int) -> Iterator[None]:
-        """Make room for so many records more, in steps of some milliseconds a million; it need not be exact."""
-        return self._recovery.expect(records)
-
-    def recover(
-        self, tier: TierId, ns: NamespaceId, pieces: Sequence[Recovered], now_s: float
-    ) -> list[bool]:
-        return self._recovery.recover(tier, ns, pieces, now_s)
-
-    def recover_many(
-        self, tier: TierId, ns: NamespaceId, columns: RecoveredColumns, now_s: float
-    ) -> NDArray[np.bool_]:
-        """Like `recover`, for many pieces of one extent each: a few microseconds a piece where they are whole copies."""
-        return self._recovery.recover_many(tier, ns, columns, now_s)
-
-    def keep_aside(self, tier: TierId, rows: tuple[PieceRow, ...], now_s: float) -> bool:
-        """Space that was being filled at a crash goes into quarantine; it is freed (with a Freed effect) after its time."""
-        return self._recovery.keep_aside(tier, rows, now_s)
-
-    def recovery_done(self, tier: TierId, now_s: float) -> int:
-        """All of `recovery_finish` at once; how many copies were dropped as incomplete."""
-        return sum(self._recovery.finish(tier, now_s))
-
-    def recovery_finish(self, tier: TierId, now_s: float) -> Iterator[int]:
-        """The scan of a tier is over: opens it when the iterator ends, a few milliseconds a step. Yields how many copies each step
-        dropped as incomplete; other calls may come between steps."""
-        return self._recovery.finish(tier, now_s)
-
     @property
     def recovering(self) -> frozenset[TierId]:
         return frozenset(self.books.recovering)
@@ -353,6 +339,7 @@ class Catalog:
         return {
             "sessions": len(self._sessions),
             "fills": len(self._fills.open),
+            "asides": len(self._asides),
             "leases": len(self._leases.open),
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
@@ -384,13 +371,17 @@ class Catalog:
 
     def check(self) -> None:
         """Recompute every derived figure and compare: for tests."""
-        check(self.books, self._fills, self._leases, self._claims, self.carriage)
+        check(self.books, self._fills, self._asides, self._leases, self._claims, self.carriage)
 
     # ---- inside
 
     def _know(self, session: int) -> None:
         if session not in self._sessions:
             raise NotFound(f"no such session: session={session}; open a new one")
+
+    def _sealed(self, run: FillRun) -> None:
+        for block in run.blocks.tolist() if run.request_id else ():
+            self._claims.sealed(run.session, run.request_id, block)
 
     def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
         forgotten = forget_blocks(self.books, rows, reason, now_s)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from kvstored.core.asides import Asides
 from kvstored.core.books import Books
 from kvstored.core.carriage import Carriage
 from kvstored.core.claims import Claims
@@ -16,7 +17,15 @@ from kvstored.core.space import units_in
 from kvstored.core.types import Part, TierId
 
 
-def check(books: Books, fills: Fills, leases: Leases, claims: Claims, carriage: Carriage) -> None:
+def check(
+    books: Books,
+    fills: Fills,
+    asides: Asides,
+    leases: Leases,
+    claims: Claims,
+    carriage: Carriage,
+) -> None:
+    asides.check()
     books.tree.check()
     books.index.check()
     _check_blocks(books)
@@ -118,7 +127,8 @@ def _check_space(books: Books) -> None:
             f"tier={tier.name} kept={kept} now={used, leased, sinks, dirty, count}"
         )
         taken = book.extents.capacity_units - book.extents.free_units
-        assert taken == sum(used) + book.quarantined + book.discarding, f"leak in tier={tier.name}"
+        aside = book.quarantined + book.aside + book.discarding
+        assert taken == sum(used) + aside, f"leak in tier={tier.name}"
 
 
 def _check_holds(books: Books, fills: Fills, leases: Leases, claims: Claims) -> None:

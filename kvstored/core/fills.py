@@ -25,12 +25,12 @@ from kvstored.core.columnar import GrantedMany, Reserved
 from kvstored.core.columns import DOOMED, READY
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER, Placing, Wanted
-from kvstored.core.plain import Laid, lay, make_ready, plain_from, ready_together
+from kvstored.core.plain import granted_run, lay, make_ready, plain_from, ready_together
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.rights import Fill, FillRun, Rights
 from kvstored.core.space import units_in
-from kvstored.core.types import Heat, NamespaceId, TierId
+from kvstored.core.types import NamespaceId, TierId
 from kvstored.errors import Busy, InvalidArgument
 
 
@@ -97,24 +97,7 @@ class Fills:
         )
         if len(run):
             self.open.add_run(run)
-        return self._granted_run(run, laid, first)
-
-    def _granted_run(self, run: FillRun, laid: Laid, first_key: int) -> GrantedMany:
-        books = self._books
-        depths = books.tree.depth[run.blocks].astype(np.int64)
-        heats = np.where(books.are_sinks(run.blocks), int(Heat.SINK), int(Heat.COLD))
-        return GrantedMany(
-            first_fill=run.first,
-            first_key=first_key,
-            fingerprints=laid.fingerprints,
-            parents=laid.parents,
-            depths=depths,
-            heats=heats.astype(np.uint8),
-            generations=laid.generations,
-            places=laid.places,
-            valid_tokens=books.layouts[run.ns].spec.block_tokens,
-            length=laid.length,
-        )
+        return granted_run(self._books, run, laid, first)
 
     def replace(self, call: Reserve, now_s: float) -> Reserved:
         """Like `reserve`, over what is there. A key that finds no room keeps its block."""
@@ -262,16 +245,14 @@ class Fills:
             outcomes.append(self._commit_one(fill, sums, now_s))
         return outcomes
 
-    def commit_run(
-        self, session: int, fills: Sequence[int], checksums: NDArray[np.uint64], now_s: float
-    ) -> FillRun | None:
-        """The run of fills that these are, committed; None, with nothing done, where they have to go one by one."""
+    def whole_run(self, session: int, fills: Sequence[int]) -> FillRun | None:
+        """The run of fills that these are, where it can be committed together."""
         run = self.open.run(session, fills)
-        if run is None or not ready_together(self._books, run):
-            return None
+        return run if run is not None and ready_together(self._books, run) else None
+
+    def commit_run(self, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
         self.open.remove(run)
         make_ready(self._books, run, checksums, now_s)
-        return run
 
     def _commit_one(
         self, fill: Fill, checksums: Mapping[int, int], now_s: float

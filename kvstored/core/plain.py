@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Reserve, TouchEvent
-from kvstored.core.columnar import Places, VisibleMany, no_places
-from kvstored.core.columns import FILLING, READY, WAITING
+from kvstored.core.calls import Fingerprint, Reserve, TouchEvent
+from kvstored.core.columnar import GrantedMany, Places, VisibleMany, no_places
+from kvstored.core.columns import FILLING, READY, SUSPECT, WAITING
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
 from kvstored.core.readability import READABLE
 from kvstored.core.rights import FillRun
 from kvstored.core.space import units_of
-from kvstored.core.types import Budget, Fingerprints, Layout, NamespaceId, Rows, TierId
+from kvstored.core.types import Budget, Fingerprints, Heat, Layout, NamespaceId, Rows, TierId
 
 PLAIN_MIN = 4
 """Fewer blocks are not worth the arrays."""
@@ -37,12 +37,12 @@ class Laid:
     length: int
 
 
-def plain_from(books: Books, call: Reserve) -> int:
-    """The first key of the plain tail of a call, or its length where there is none."""
+def plain_from(books: Books, call: Reserve, least: int = PLAIN_MIN) -> int:
+    """The first key of the plain tail of a call, or its length where there is none of at least so many keys."""
     n = len(call.keys)
-    if n < PLAIN_MIN or call.last_valid_tokens or not books.layouts[call.ns].is_plain:
+    if n < least or call.last_valid_tokens or not books.layouts[call.ns].is_plain:
         return n
-    if books.space.suspects or WRITE_TIER in books.recovering:
+    if WRITE_TIER in books.recovering:
         return n
     fingerprints, parents = call.keys.fingerprints, call.parents
     fine = (books.index.find(fingerprints) < 0) & (call.sizes[:, 0] == call.sizes[-1, 0])
@@ -54,7 +54,7 @@ def plain_from(books: Books, call: Reserve) -> int:
     )
     # low halves: that two of them are equal is no reason to look closer
     is_distinct = len(set(fingerprints[first:, 0].tolist())) == n - first
-    return first if is_distinct and n - first >= PLAIN_MIN and call.sizes[-1, 0] else n
+    return first if is_distinct and n - first >= least and call.sizes[-1, 0] else n
 
 
 def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float) -> Laid | None:
@@ -75,14 +75,83 @@ def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float)
     return laid
 
 
+def lay_at(books: Books, call: Reserve, places: Places, generations: NDArray[np.uint64]) -> Laid:
+    """Rows for all keys of a plain call, whose places and generations have been taken."""
+    above = _parent_row(books, call, 0)
+    if above >= 0:
+        books.blocks.holds[above] += 1
+    laid = _laid(books, call, 0, above, places, int(call.sizes[0, 0]), generations)
+    if above >= 0:
+        books.release_hold(above)
+    return laid
+
+
+def granted_run(books: Books, run: FillRun, laid: Laid, first_key: int) -> GrantedMany:
+    """What is told of a run of fills."""
+    heats = np.where(books.are_sinks(run.blocks), int(Heat.SINK), int(Heat.COLD))
+    return GrantedMany(
+        first_fill=run.first,
+        first_key=first_key,
+        fingerprints=laid.fingerprints,
+        parents=laid.parents,
+        depths=books.tree.depth[run.blocks].astype(np.int64),
+        heats=heats.astype(np.uint8),
+        generations=laid.generations,
+        places=laid.places,
+        valid_tokens=books.layouts[run.ns].spec.block_tokens,
+        length=laid.length,
+    )
+
+
+def granted_aside(books: Books, call: Reserve, first: int, places: Places) -> GrantedMany:
+    """What is told of blocks that `lay_at` will lay: as `granted_run` tells it of those that were."""
+    fingerprints, count = call.keys.fingerprints, places.size
+    spec = books.layouts[call.ns].spec
+    parents = np.zeros((count, 2), dtype=np.uint64)
+    parents[1:] = fingerprints[:-1]
+    depth = 0
+    if call.parents.known[0]:
+        above = books.index.find_one(_parent_of(call))
+        if above < 0 or _can_follow(books, books.layouts[call.ns], above):
+            parents[0] = call.parents.fingerprints[0]
+            depth = 1 + (int(books.tree.depth[above]) if above >= 0 else 0)
+    depths = np.arange(depth, depth + count, dtype=np.int64)
+    is_sink = depths < books.sink_blocks(call.ns)
+    return GrantedMany(
+        first_fill=first,
+        first_key=0,
+        fingerprints=fingerprints,
+        parents=parents,
+        depths=depths,
+        heats=np.where(is_sink, int(Heat.SINK), int(Heat.COLD)).astype(np.uint8),
+        generations=books.next_generations(count),
+        places=places,
+        valid_tokens=spec.block_tokens,
+        length=int(call.sizes[0, 0]),
+    )
+
+
 def _parent_row(books: Books, call: Reserve, first: int) -> int:
     if not call.parents.known[first]:
         return -1
-    low, high = call.parents.fingerprints[first].tolist()
-    return books.ensure_block(call.ns, (low, high), books.layouts[call.ns].spec.block_tokens)
+    tokens = books.layouts[call.ns].spec.block_tokens
+    return books.ensure_block(call.ns, _parent_of(call, first), tokens)
 
 
-def _laid(books: Books, call: Reserve, first: int, above: int, places: Places, length: int) -> Laid:
+def _parent_of(call: Reserve, i: int = 0) -> Fingerprint:
+    low, high = call.parents.fingerprints[i].tolist()
+    return low, high
+
+
+def _laid(
+    books: Books,
+    call: Reserve,
+    first: int,
+    above: int,
+    places: Places,
+    length: int,
+    generations: NDArray[np.uint64] | None = None,
+) -> Laid:
     count = places.size
     fingerprints = call.keys.fingerprints[first : first + count]
     layout = books.layouts[call.ns]
@@ -92,7 +161,9 @@ def _laid(books: Books, call: Reserve, first: int, above: int, places: Places, l
         none = np.empty(0, dtype=np.uint64)
         return Laid(nothing, nothing, places, fingerprints, parents, none, length)
     is_child = above >= 0 and _can_follow(books, layout, above)
-    blocks, generations = _blocks(books, layout, fingerprints, above if is_child else -1)
+    if generations is None:
+        generations = books.next_generations(count)
+    blocks = _blocks(books, layout, fingerprints, generations, above if is_child else -1)
     pieces = _copies(books, layout, blocks, places, length, above if is_child else -1)
     parents[1:] = fingerprints[:-1]
     if is_child:
@@ -107,11 +178,14 @@ def _can_follow(books: Books, layout: Layout, above: int) -> bool:
 
 
 def _blocks(
-    books: Books, layout: Layout, fingerprints: Fingerprints, above: int
-) -> tuple[Rows, NDArray[np.uint64]]:
+    books: Books,
+    layout: Layout,
+    fingerprints: Fingerprints,
+    generations: NDArray[np.uint64],
+    above: int,
+) -> Rows:
     table, count = books.blocks, len(fingerprints)
     blocks = table.take_many(count)
-    generations = books.next_generations(count)
     table.ns[blocks] = layout.id
     table.valid[blocks] = layout.spec.block_tokens
     table.generation[blocks] = generations
@@ -119,7 +193,7 @@ def _blocks(
     books.tree.ensure(table.capacity)
     books.index.put_many(blocks, fingerprints)
     books.tree.add_run(blocks, above)
-    return blocks, generations
+    return blocks
 
 
 def _copies(
@@ -138,6 +212,8 @@ def _copies(
     copies.first_piece[rows] = at
     copies.kids[rows[:-1]] = 1
     copies.units[rows] = units_of(length)
+    if books.space.suspects:
+        copies.flags[rows[books.space.are_suspect(places)]] |= SUSPECT
     books.blocks.first_copy[blocks] = rows
     pieces.copy[at] = rows
     pieces.state[at] = FILLING
@@ -155,11 +231,18 @@ def _copies(
 # ---- commit
 
 
+def ready_at_once(books: Books, call: Reserve) -> bool:
+    """Whether blocks that nobody knows yet become readable as `make_ready` does it: they are no first victims, and retire no partial block."""
+    above = books.index.find_one(_parent_of(call)) if call.parents.known[0] else -1
+    return call.ns not in books.retired and above not in books.partials
+
+
 def ready_together(books: Books, run: FillRun) -> bool:
     """Whether the run's pieces still are whole copies of blocks that have no other copy, so that `make_ready` may take them."""
     copies, table = books.copies, books.pieces
     at = table.copy[run.pieces]
-    if books.retired or books.partials:
+    above = books.tree.parent[run.blocks].tolist() if books.partials else ()
+    if run.ns in books.retired or not books.partials.keys().isdisjoint(above):
         return False
     # a copy that was forgotten meanwhile has no block
     whole = (copies.block[at] == run.blocks) & (books.blocks.first_copy[run.blocks] == at)

@@ -93,6 +93,10 @@ class Recovery:
             )
         return len(claimed) == len(rows)
 
+    def done(self, tier: TierId, now_s: float) -> int:
+        """All of `finish` at once; how many copies were dropped as incomplete."""
+        return sum(self.finish(tier, now_s))
+
     def finish(self, tier: TierId, now_s: float) -> Iterator[int]:
         """The scan is over: drops incomplete copies and ranks the rest by recorded time, in slices of a few milliseconds, after each
         of which it yields how many it dropped. Other calls may come in between; the tier is open when it ends."""

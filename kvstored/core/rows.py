@@ -108,6 +108,10 @@ class Tables:
         )
         return mask
 
+    def sink_blocks(self, ns: int) -> int:
+        """Blocks of a path that are its sink."""
+        return int(self._sink_blocks[ns])
+
     def heat(self, block: int) -> Heat:
         if self.tree.depth[block] < self._sink_blocks[self.blocks.ns[block]]:
             return Heat.SINK

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.calls import TierLimits
 from kvstored.core.columnar import Places, places_in
@@ -26,7 +27,7 @@ def units_in(place: Iterable[Extent]) -> int:
 @dataclass(slots=True)
 class TierBook:
     """One tier. `used` by budget; `leased`: of copies being read; `sinks`: of exempt sinks; `quarantined`: kept aside for late writers;
-    `discarding`: forgotten, but its records are not yet off the disk; `pinned`: of pinned blocks."""
+    `aside`: held for puts to come; `discarding`: forgotten, but its records are not yet off the disk; `pinned`: of pinned blocks."""
 
     limits: TierLimits
     extents: Extents = field(default_factory=Extents)
@@ -37,6 +38,7 @@ class TierBook:
     pinned: int = 0
     sinks: int = 0
     quarantined: int = 0
+    aside: int = 0
     discarding: int = 0
 
     @property
@@ -56,10 +58,10 @@ class Space:
 
     def limit(self, tier: TierId, budget: Budget) -> int:
         book = self.books[tier]
-        aside = int(book.granted * book.limits.checkpoint_share) if self.has_checkpoints else 0
+        checkpoints = int(book.granted * book.limits.checkpoint_share) * self.has_checkpoints
         if budget is Budget.CHECKPOINT:
-            return aside
-        return max(0, book.granted - aside - book.quarantined)
+            return checkpoints
+        return max(0, book.granted - checkpoints - book.quarantined - book.aside)
 
     def over(self, tier: TierId, budget: Budget, units: int) -> bool:
         return self.books[tier].used[budget] + units > self.limit(tier, budget)
@@ -127,6 +129,15 @@ class Space:
             for other in self.suspects
         )
 
+    def are_suspect(self, places: Places) -> NDArray[np.bool_]:
+        """`is_suspect` of many places of one extent each."""
+        found = np.zeros(places.size, dtype=np.bool_)
+        for other in self.suspects:
+            here = places.segment == other.segment
+            here &= places.start < other.start + other.units
+            found |= here & (other.start < places.start + places.units)
+        return found
+
     def use(self) -> list[TierUse]:
         """In the slowest tier no copy is dirty: there is none below that it could lack."""
         slowest = max(self.books)
@@ -141,6 +152,7 @@ class Space:
                 leased_units=book.leased,
                 pinned_units=book.pinned,
                 quarantined_units=book.quarantined,
+                aside_units=book.aside,
                 fragmentation=book.extents.fragmentation(),
             )
             for tier, book in sorted(self.books.items())

@@ -32,6 +32,7 @@ class TierUse:
     leased_units: int
     pinned_units: int
     quarantined_units: int
+    aside_units: int
     fragmentation: float
 
 

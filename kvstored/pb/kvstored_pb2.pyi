@@ -456,6 +456,40 @@ class AbortResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetAsideRequest(_message.Message):
+    __slots__ = ("session", "namespace", "count")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    namespace: bytes
+    count: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SetAsideResponse(_message.Message):
+    __slots__ = ("first", "extents")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    extents: bytes
+    def __init__(self, first: _Optional[int] = ..., extents: _Optional[bytes] = ...) -> None: ...
+
+class PutAsideRequest(_message.Message):
+    __slots__ = ("reserve", "places", "checksums")
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    reserve: ReserveRequest
+    places: bytes
+    checksums: bytes
+    def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., places: _Optional[bytes] = ..., checksums: _Optional[bytes] = ...) -> None: ...
+
+class PutAsideResponse(_message.Message):
+    __slots__ = ("stored",)
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    stored: bool
+    def __init__(self, stored: _Optional[bool] = ...) -> None: ...
+
 class ReplaceIfRequest(_message.Message):
     __slots__ = ("reserve", "generations")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -844,7 +878,7 @@ class StatResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -859,6 +893,7 @@ class TierStat(_message.Message):
     RECOVERED_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     CODEC_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -873,7 +908,8 @@ class TierStat(_message.Message):
     recovered: int
     codec: str
     codec_ratio: float
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ...) -> None: ...
+    aside_bytes: int
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

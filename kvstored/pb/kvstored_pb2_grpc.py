@@ -94,6 +94,16 @@ class KvstoredStub:
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.AbortRequest.SerializeToString,
                 response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.SetAside = channel.unary_unary(
+                '/kvstored.v1.Kvstored/SetAside',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.SetAsideRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.SetAsideResponse.FromString,
+                _registered_method=True)
+        self.PutAside = channel.unary_unary(
+                '/kvstored.v1.Kvstored/PutAside',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.PutAsideRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.PutAsideResponse.FromString,
+                _registered_method=True)
         self.ReplaceIf = channel.unary_unary(
                 '/kvstored.v1.Kvstored/ReplaceIf',
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReplaceIfRequest.SerializeToString,
@@ -292,6 +302,19 @@ class KvstoredServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAside(self, request, context):
+        """Space for puts to come, and a put into it: one message a batch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutAside(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -511,6 +534,16 @@ def add_KvstoredServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.AbortRequest.FromString,
                     response_serializer=kvstored_dot_pb_dot_kvstored__pb2.AbortResponse.SerializeToString,
+            ),
+            'SetAside': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAside,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.SetAsideRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.SetAsideResponse.SerializeToString,
+            ),
+            'PutAside': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutAside,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.PutAsideRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.PutAsideResponse.SerializeToString,
             ),
             'ReplaceIf': grpc.unary_unary_rpc_method_handler(
                     servicer.ReplaceIf,
@@ -962,6 +995,60 @@ class Kvstored:
             '/kvstored.v1.Kvstored/Abort',
             kvstored_dot_pb_dot_kvstored__pb2.AbortRequest.SerializeToString,
             kvstored_dot_pb_dot_kvstored__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAside(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/SetAside',
+            kvstored_dot_pb_dot_kvstored__pb2.SetAsideRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.SetAsideResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutAside(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/PutAside',
+            kvstored_dot_pb_dot_kvstored__pb2.PutAsideRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.PutAsideResponse.FromString,
             options,
             channel_credentials,
             insecure,

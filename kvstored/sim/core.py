@@ -109,7 +109,10 @@ class CoreModel:
             reserved = self.catalog.reserve(self._reserve(block_ids, start, ids), ts_s)
             fills = [grant.fill for grant in reserved.grants if grant is not None]
             sums = np.zeros(len(fills), dtype=np.uint64)
-            if self.catalog.commit_run(self._session, fills, sums, ts_s) is None:
+            run = self.catalog.whole_run(self._session, fills)
+            if run is not None:
+                self.catalog.commit_run(run, sums, ts_s)
+            else:
                 self.catalog.commit(self._session, fills, [{0: 0}] * len(fills), ts_s)
             put += len(fills)
             if FillStatus.NO_SPACE in reserved.status:

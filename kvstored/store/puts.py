@@ -1,4 +1,4 @@
-"""The way of a put: reserve space with a record that says FILLING, commit with checksums, or abort.
+"""The way of a put: reserve space with a record that says FILLING, commit with checksums, or abort; or put into space set aside before.
 
 Wire columns are the groups that a reservation selected; which those were is kept here for each open fill, because a commit does not
 repeat it.
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.asides import Planned, SetAside
 from kvstored.core.calls import Committed, FillStatus, Granted, Reserve
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import GrantedMany, Reserved
+from kvstored.core.rights import FillRun
 from kvstored.core.types import Layout, SessionId
 from kvstored.errors import Busy, InvalidArgument
 from kvstored.store.sessions import Session
@@ -41,6 +43,7 @@ class Puts:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._fills: dict[int, OpenFill] = {}
+        self._later: list[Callable[[], None]] = []
         self.is_draining = False
 
     def reserve(
@@ -103,21 +106,66 @@ class Puts:
         self, session: Session, fills: Sequence[int], checksums: NDArray[np.uint64]
     ) -> bool:
         """All of them at once, one checksum each, if they are what one reservation of plain blocks granted; False, with nothing done,
-        where `commit` has to look at each."""
+        where `commit` has to look at each. Their records are written; the books follow in `settle`."""
         shell = self._shell
         if not fills or len(fills) != len(checksums) or self._mine(session, fills[0]) is None:
             return False
-        run = shell.catalog.commit_run(session.core, fills, checksums, shell.now_s())
+        run = shell.catalog.whole_run(session.core, fills)
         if run is None:
             return False
-        for fill in fills:
-            del self._fills[fill]
-        # the records first: an event of what became visible reads them
         shell.tiers.arena.ready_many(run.places, checksums)
-        shell.counts["put_bytes", ""] += run.length * len(run)
-        shell.counts["put_blocks", ""] += len(run)
-        shell.apply()
+        self._later.append(lambda: self._committed(run, checksums))
         return True
+
+    def _committed(self, run: FillRun, checksums: NDArray[np.uint64]) -> None:
+        for fill in run.ids:
+            del self._fills[fill]
+        self._shell.catalog.commit_run(run, checksums, self._shell.now_s())
+        self._count_put(run.length, len(run))
+
+    def settle(self) -> None:
+        """The books of what was answered. Nothing else may happen between the answer and this."""
+        later, self._later = self._later, []
+        for each in later:
+            each()
+            self._shell.apply()
+
+    def set_aside(self, session: Session, layout: Layout, count: int) -> SetAside:
+        """Places for blocks that are not named yet. Their records say FILLING: nobody else is granted them after a crash while this
+        process lives."""
+        if self.is_draining:
+            raise Busy("the daemon drains and takes no new fills")
+        shell = self._shell
+        now_s, length = shell.now_s(), layout.spec.groups[0].bytes_per_block
+        aside = shell.catalog.set_aside(session.core, layout.id, length, count, now_s)
+        shell.apply()
+        if aside.places.size:
+            shell.tiers.arena.fill_many(_nameless(session, layout, aside, length, now_s))
+        return aside
+
+    def put_aside(
+        self,
+        session: Session,
+        layout: Layout,
+        call: Reserve,
+        ids: Sequence[int],
+        checksums: NDArray[np.uint64],
+    ) -> bool:
+        """Whether the blocks, whose bytes lie in places set aside, are stored now: all, or with nothing done none. Their records are
+        written; the books follow in `settle`."""
+        shell, now_s = self._shell, self._shell.now_s()
+        planned = shell.catalog.plan_aside(call, ids)
+        if planned is None:
+            return False
+        many = planned.many
+        shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s))
+        shell.tiers.arena.ready_many(many.places, checksums)
+        self._later.append(lambda: self._put(planned, checksums))
+        return True
+
+    def _put(self, planned: Planned, checksums: NDArray[np.uint64]) -> None:
+        self._shell.catalog.put_aside(planned, checksums, self._shell.now_s())
+        self._count_put(planned.many.length, len(planned.many))
 
     def abort(self, session: Session, fills: Sequence[int]) -> None:
         for fill in fills:
@@ -168,6 +216,10 @@ class Puts:
         self._count(reserved, call)
         return reserved
 
+    def _count_put(self, length: int, blocks: int) -> None:
+        self._shell.counts["put_bytes", ""] += length * blocks
+        self._shell.counts["put_blocks", ""] += blocks
+
     def _count(self, reserved: Reserved, call: Reserve) -> None:
         counts = self._shell.counts
         for i, outcome in enumerate(reserved.first):
@@ -208,6 +260,26 @@ def _columns(
         heats=many.heats,
         length=many.length,
         valid_tokens=many.valid_tokens,
+        last_s=now_s,
+        owner_pid=session.pid,
+    )
+
+
+def _nameless(
+    session: Session, layout: Layout, aside: SetAside, length: int, now_s: float
+) -> FillingColumns:
+    count = aside.places.size
+    return FillingColumns(
+        digest=layout.digest,
+        keys=np.arange(aside.first, aside.first + count, dtype=np.uint64).tobytes(),
+        fingerprints=np.zeros((count, 2), dtype=np.uint64),
+        parents=np.zeros((count, 2), dtype=np.uint64),
+        places=aside.places,
+        generations=aside.generations,
+        depths=np.zeros(count, dtype=np.int64),
+        heats=np.zeros(count, dtype=np.uint8),
+        length=length,
+        valid_tokens=layout.spec.block_tokens,
         last_s=now_s,
         owner_pid=session.pid,
     )

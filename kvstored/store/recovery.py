@@ -95,7 +95,7 @@ class Recovery:
             found.unusable += batch.rejected
             if is_first:
                 is_first = False
-                for _ in shell.catalog.recovery_expect(max(0, batch.left)):
+                for _ in shell.catalog.recovery.expect(max(0, batch.left)):
                     await asyncio.sleep(0)
             whole, begin = whole_of(batch), 0
             while begin < len(whole):
@@ -107,7 +107,7 @@ class Recovery:
                 await self._forget(tier, unwanted)
                 await asyncio.sleep(0)
             cursor, is_done = batch.cursor, batch.done
-        for dropped in shell.catalog.recovery_finish(tier, shell.now_s()):
+        for dropped in shell.catalog.recovery.finish(tier, shell.now_s()):
             found.dropped += dropped
             shell.apply()
             await asyncio.sleep(0)
@@ -139,10 +139,10 @@ class Recovery:
         is_plain = mine.counts == 1
         if is_plain.any():
             columns = columns_of(mine if is_plain.all() else mine.rows(is_plain))
-            kept[is_plain] = catalog.recover_many(tier, layout.id, columns, now_s)
+            kept[is_plain] = catalog.recovery.recover_many(tier, layout.id, columns, now_s)
         if not is_plain.all():
             pieces = pieces_of(mine.rows(~is_plain))
-            kept[~is_plain] = catalog.recover(tier, layout.id, pieces, now_s)
+            kept[~is_plain] = catalog.recovery.recover(tier, layout.id, pieces, now_s)
         self._shell.apply()
         return kept
 
@@ -156,7 +156,7 @@ class Recovery:
             PieceRow(int(record["group"]), int(record["shard"]), writing.place(i))
             for i, record in enumerate(writing.records)
         )
-        self._shell.catalog.keep_aside(tier, rows, self._shell.now_s())
+        self._shell.catalog.recovery.keep_aside(tier, rows, self._shell.now_s())
         self._shell.apply()
 
     async def _forget(self, tier: TierId, items: list[tuple[PieceRef, Place]]) -> None:

@@ -22,7 +22,7 @@ from kvstored.errors import (
     NotFound,
     StateMismatch,
 )
-from kvstored.pages import Populate
+from kvstored.paging import HUGE_BYTES, HugePages, Populate
 from kvstored.tiers import base, marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
@@ -59,9 +59,12 @@ class Arena:
         incarnation: int,
         available_bytes: Callable[[], int],
         reserve_bytes: int = 256 << 20,
+        pages: HugePages = HugePages.OFF,
     ) -> None:
-        if segment_bytes <= 0 or segment_bytes % UNIT_BYTES:
-            raise InvalidArgument(f"segment is no multiple of {UNIT_BYTES}: {segment_bytes=}")
+        page_bytes = HUGE_BYTES if pages is HugePages.HUGETLB else UNIT_BYTES
+        if segment_bytes <= 0 or segment_bytes % page_bytes:
+            raise InvalidArgument(f"segment is no multiple of {page_bytes}: {segment_bytes=}")
+        self._pages = pages
         self._units = segment_bytes // UNIT_BYTES
         self._incarnation = incarnation
         self._available_bytes = available_bytes
@@ -75,13 +78,13 @@ class Arena:
 
     def grow(self) -> tuple[int, int]:
         """Make one more segment, backed by memory before it is granted; (segment, units). Raises NoSpace."""
-        needed_bytes = shared.segment_cost_bytes(self._units) + self._reserve_bytes
+        needed_bytes = shared.segment_cost_bytes(self._units, self._pages) + self._reserve_bytes
         with self._grow_lock:
             available_bytes = self._available_bytes()
             if available_bytes < needed_bytes:
                 raise NoSpace(f"no memory for a segment: {needed_bytes=} {available_bytes=}")
             number = next(n for n in range(NO_SEGMENT) if n not in self._segments)
-            segment = shared.create(number, self._units, self._incarnation)
+            segment = shared.create(number, self._units, self._incarnation, self._pages)
             self._segments = {**self._segments, number: segment}
         return number, self._units
 
@@ -114,19 +117,17 @@ class Arena:
 
     def fds(self) -> dict[str, int]:
         """Every descriptor that must outlive this process, by its name in the descriptor store."""
-        named: dict[str, int] = {}
-        for segment in self._segments.values():
-            bytes_name, table_name = segment.names
-            named[bytes_name] = segment.bytes_fd
-            named[table_name] = segment.table_fd
-        return named
+        return {
+            name: fd
+            for each in self._segments.values()
+            for name, fd in zip(each.names, (each.bytes_fd, each.table_fd), strict=True)
+        }
 
     def segment_fd(self, number: int) -> int:
         """The descriptor that a client maps; stays the arena's."""
-        segment = self._segments.get(number)
-        if segment is None:
+        if number not in self._segments:
             raise NotFound(f"no such segment: segment={number}")
-        return segment.bytes_fd
+        return self._segments[number].bytes_fd
 
     def segments(self) -> list[tuple[int, int]]:
         return [(segment.number, segment.units) for segment in self._segments.values()]
@@ -207,8 +208,7 @@ class Arena:
 
     def record_at(self, place: Place) -> Record:
         """The record of exactly this place, whatever its state; raises Corrupt when there is none."""
-        head = place[0]
-        at = head.start * RECORD_BYTES
+        head, at = place[0], place[0].start * RECORD_BYTES
         return layout.unpack(self._segments[head.segment].table[at : at + RECORD_BYTES], place)
 
     def key_at(self, place: Place) -> bytes:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.types import UNIT_BYTES, Extent
 from kvstored.errors import NoSpace, StateMismatch
+from kvstored.paging import HugePages, back_by_huge
 from kvstored.tiers.record import NO_SEGMENT, RECORD, RECORD_BYTES, Records
 
 VERSION = 1
@@ -66,29 +67,34 @@ class Adopted:
     refused: tuple[tuple[str, str], ...]
 
 
-def segment_cost_bytes(units: int) -> int:
-    """Memory that a full segment can come to use: its bytes and every record of its table."""
-    return units * UNIT_BYTES + _table_bytes(units)
+def segment_cost_bytes(units: int, pages: HugePages) -> int:
+    """Memory that a full segment can come to use: its bytes, unless they are of reserved pages, and every record of its table."""
+    return (0 if pages is HugePages.HUGETLB else units * UNIT_BYTES) + _table_bytes(units)
 
 
-def create(number: int, units: int, incarnation: int) -> Segment:
+def create(number: int, units: int, incarnation: int, pages: HugePages) -> Segment:
     """A segment whose bytes are backed by memory already; raises NoSpace when the kernel has none."""
     assert 0 < units < NO_SEGMENT
     assert number < NO_SEGMENT
-    bytes_fd = _memfd(f"kvstored-seg-{number}", units * UNIT_BYTES)
-    table_fd = -1
+    wanted_bytes = units * UNIT_BYTES
+    bytes_fd = table_fd = -1
     try:
-        os.posix_fallocate(bytes_fd, 0, units * UNIT_BYTES)
+        bytes_fd = _memfd(f"kvstored-seg-{number}", wanted_bytes, pages.memfd_flags)
+        if pages is HugePages.ADVISE:
+            back_by_huge(mmap.mmap(bytes_fd, wanted_bytes))
+        os.posix_fallocate(bytes_fd, 0, wanted_bytes)
         table_fd = _memfd(f"kvstored-rec-{number}", _table_bytes(units))
         superblock = _SUPERBLOCK.pack(_MAGIC, VERSION, number, units, incarnation)
         os.pwrite(table_fd, superblock + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(superblock)), 0)
         return _mapped(number, units, incarnation, bytes_fd, table_fd)
     except OSError as error:
-        os.close(bytes_fd)
-        if table_fd >= 0:
-            os.close(table_fd)
-        wanted_bytes = units * UNIT_BYTES
-        raise NoSpace(f"no memory for a segment: bytes={wanted_bytes} cause={error}") from error
+        for fd in (bytes_fd, table_fd):
+            if fd >= 0:
+                os.close(fd)
+        remedy = "; reserve huge pages: vm.nr_hugepages" if pages is HugePages.HUGETLB else ""
+        raise NoSpace(
+            f"no memory for a segment: bytes={wanted_bytes} cause={error}{remedy}"
+        ) from error
 
 
 def adopt(bytes_fd: int, table_fd: int) -> Segment:
@@ -130,8 +136,8 @@ def _table_bytes(units: int) -> int:
     return _SUPERBLOCK_BYTES + units * RECORD_BYTES
 
 
-def _memfd(name: str, size_bytes: int) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _memfd(name: str, size_bytes: int, flags: int = 0) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     os.ftruncate(fd, size_bytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd

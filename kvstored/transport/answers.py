@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstored.core.asides import SetAside
 from kvstored.core.calls import FillStatus, Granted, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany, Reserved
 from kvstored.core.types import Layout, Match, Place
@@ -69,6 +70,12 @@ def reserve_message(reserved: Reserved, columns: Sequence[int]) -> pb.ReserveRes
 def refused_message(keys: int, columns: Sequence[int]) -> pb.ReserveResponse:
     """Nothing granted: of a reservation that rode on a commit and came too late."""
     return reserve_message(Reserved([FillStatus.NO_SPACE] * keys), columns)
+
+
+def aside_message(aside: SetAside, layout: Layout) -> pb.SetAsideResponse:
+    length = layout.spec.groups[0].bytes_per_block
+    lengths = np.full(aside.places.size, length, dtype=np.uint64)
+    return pb.SetAsideResponse(first=aside.first, extents=pack_runs(aside.places, lengths))
 
 
 def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:

@@ -39,6 +39,10 @@ class Service(Protocol):
     def projection_fd(self, caller: Caller) -> int:
         """The same after Projection."""
 
+    def answered(self) -> None:
+        """The answer of the last `call` was handed to its socket: what could wait for that is done, in the same turn of the loop. `call` must
+        not suspend after it has left such work."""
+
     def connected(self, caller: Caller) -> None: ...
 
     def disconnected(self, caller: Caller) -> None:

@@ -126,6 +126,7 @@ class Inspection:
             leased_bytes=use.leased_units * UNIT_BYTES,
             pinned_bytes=use.pinned_units * UNIT_BYTES,
             quarantined_bytes=use.quarantined_units * UNIT_BYTES,
+            aside_bytes=use.aside_units * UNIT_BYTES,
             fragmentation=use.fragmentation,
             state=facts.state,
             recovered=facts.recovered,

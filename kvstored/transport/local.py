@@ -304,7 +304,14 @@ class _Connection:
             answer = _failed(
                 number, call, KvstoredError("internal error: the daemon's log has the details")
             )
-        await self._send(answer, descriptor)
+        try:
+            unsent = self._sent(memoryview(answer), descriptor)
+        finally:
+            self._service.answered()
+        while unsent:
+            await self._writable()
+            # a descriptor goes with the first byte
+            unsent = self._sent(unsent, descriptor if len(unsent) == len(answer) else None)
 
     async def _called(self, method: Method, request: Message, deadline: int) -> Message:
         if not deadline:
@@ -319,8 +326,8 @@ class _Connection:
                 f"the deadline passed method={method.name} seconds={deadline / 100}"
             ) from error
 
-    async def _send(self, answer: bytes, descriptor: int | None) -> None:
-        unsent = memoryview(answer)
+    def _sent(self, unsent: memoryview, descriptor: int | None) -> memoryview:
+        """What is left of it after as much as the socket takes now."""
         while unsent:
             try:
                 if descriptor is None:
@@ -329,11 +336,11 @@ class _Connection:
                     sent = socket.send_fds(self.sock, [unsent], [descriptor])
                     descriptor = None
             except BlockingIOError:
-                await self._writable()
-                continue
+                break
             except OSError as error:
                 raise _EndedError(f"sending failed: {error}") from error
             unsent = unsent[sent:]
+        return unsent
 
     async def _writable(self) -> None:
         writable = self._loop.create_future()

@@ -21,6 +21,7 @@ from kvstored.store.registry import PIECE_BYTES_MAX
 from kvstored.store.store import Store
 from kvstored.transport.answers import (
     acquire_message,
+    aside_message,
     job_message,
     match_message,
     refused_message,
@@ -63,6 +64,8 @@ class StoreService:
             "Reserve": self._reserve,
             "Commit": self._commit,
             "Abort": self._abort,
+            "SetAside": self._set_aside,
+            "PutAside": self._put_aside,
             "ReplaceIf": self._replace_if,
             "Acquire": self._acquire,
             "Renew": self._renew,
@@ -88,6 +91,7 @@ class StoreService:
         answer = self._answers.get(method)
         if answer is None:
             raise InvalidArgument(f"no such method here: method={method!r}")
+        self._store.puts.settle()
         shell = self._store.shell
         metrics, begun_s = shell.metrics, shell.elapsed_s()
         try:
@@ -106,6 +110,9 @@ class StoreService:
 
     def projection_fd(self, caller: Caller) -> int:
         return self._descriptors.projection_fd(caller)
+
+    def answered(self) -> None:
+        self._store.puts.settle()
 
     def connected(self, caller: Caller) -> None:
         pass
@@ -251,6 +258,7 @@ class StoreService:
             status = pack_u8([int(each) for each in done])
         response = pb.CommitResponse(status=status)
         if following is not None:
+            self._store.puts.settle()
             response.next.CopyFrom(self._reserved_if_possible(following))
         return response
 
@@ -258,6 +266,20 @@ class StoreService:
         session = self._asked.session(request.session, caller)
         self._store.puts.abort(session, _handles(request.fills, "fills"))
         return pb.AbortResponse()
+
+    async def _set_aside(self, request: pb.SetAsideRequest, caller: Caller) -> pb.SetAsideResponse:
+        session = self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        aside = self._store.puts.set_aside(session, layout, min(request.count, BATCH_KEYS_MAX))
+        return aside_message(aside, layout)
+
+    async def _put_aside(self, request: pb.PutAsideRequest, caller: Caller) -> pb.PutAsideResponse:
+        put = self._asked.put(request.reserve, caller)
+        count = len(put.call.keys)
+        places = unpack_u64(request.places, "places", count).tolist()
+        sums = unpack_u64(request.checksums, "checksums", count)
+        stored = self._store.puts.put_aside(put.session, put.layout, put.call, places, sums)
+        return pb.PutAsideResponse(stored=stored)
 
     def _reserved(self, put: Put) -> pb.ReserveResponse:
         reserved = self._store.puts.reserve(put.session, put.layout, put.call, put.columns)

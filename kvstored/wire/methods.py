@@ -69,6 +69,8 @@ METHODS = (
     Method("Verify", 34, pb.VerifyRequest, pb.VerifyResponse),
     Method("PollEvents", 35, pb.PollEventsRequest, pb.PollEventsResponse),
     PROJECTION,
+    Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
+    Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
 )
 

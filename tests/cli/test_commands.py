@@ -307,7 +307,8 @@ def test_verify_drops_what_is_corrupt_on_disk_and_fails(
     slab = daemon.state_dir / "disk" / "slab-00000.dat"
     head = stored[:BLOCK]
     ends = time.monotonic() + 20
-    while (at := slab.read_bytes().find(head)) < 0:  # until it was written back
+    # written back: the bytes are in the slab before their record is committed
+    while (at := slab.read_bytes().find(head)) < 0 or told("stat")["tiers"][0]["dirty_copies"]:
         assert time.monotonic() < ends
         time.sleep(0.05)
     with slab.open("r+b") as file:

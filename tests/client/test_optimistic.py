@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvstored.client import Client, Keys, Namespace, ReadStatus
+from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from tests.crash.blocks import content_of, is_right, spec_of
 from tests.crash.served import ROOT, Served, environment, wait_until
@@ -42,6 +43,7 @@ def put(namespace: Namespace, count: int, salt: int = 0) -> Keys:
     keys = [(salt << 32 | n).to_bytes(32, "big") for n in range(count)]
     size = namespace.spec.groups[0].bytes_per_block
     assert namespace.put(Keys.opaque(keys), [content_of(key, size) for key in keys]).stored == count
+    namespace.match(Keys.opaque(keys))  # blocks are shown a moment after their put is answered
     return Keys.opaque(keys)
 
 
@@ -67,6 +69,37 @@ def test_a_get_without_a_message_answers_as_one_by_acquire(
         by_acquire.corrupt,
     )
     assert all(is_right(key, block[0]) for key, block in zip(keys, got.blocks, strict=True))
+
+
+@pytest.mark.parametrize("count", [4, 100])
+@pytest.mark.parametrize("size", [4096, 5000, SIZE])
+def test_blocks_go_where_the_caller_wants_them(client: Client, size: int, count: int) -> None:
+    namespace = client.open_namespace(spec_of(size))
+    keys = put(namespace, count, salt=size)
+    right = [content_of(key, size) for key in keys]
+    rows = np.zeros((count, size), dtype=np.uint8)
+    strided = np.zeros((count, 2 * size), dtype=np.uint8)
+    outs = (
+        rows,
+        list(np.zeros((count, size), dtype=np.uint8)),
+        [bytearray(size) for _ in keys],
+        strided[:, size:],
+        np.zeros((count, size // 2), dtype=np.uint16),
+    )
+    for out in outs:
+        got = namespace.get(keys, out=out)
+        assert got.hits == count
+        for given, row, block in zip(out, right, got.blocks, strict=True):
+            assert bytes(given) == row.tobytes()
+            assert block is not None
+            assert np.array_equal(block[0], row)
+    assert client.optimistic_reads().hits == len(outs) * count
+    assert not strided[:, :size].any()
+    with pytest.raises(InvalidArgument):
+        namespace.get(keys, out=np.zeros((count - 1, size), dtype=np.uint8))
+    rows.flags.writeable = False
+    with pytest.raises(InvalidArgument):
+        namespace.get(keys, out=rows)
 
 
 @pytest.mark.parametrize("count", [2, 40])

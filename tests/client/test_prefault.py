@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored import pages
+from kvstored.client import prefault
 from kvstored.client.prefault import Prefaulter
-from kvstored.pages import Bytes, Populate, touched
+from kvstored.paging import Bytes, Populate, touched
 
 WAIT_S = 20.0
 SIZE_BYTES = 9 << 20
@@ -52,7 +52,7 @@ def test_every_page_is_mapped_and_none_is_changed(populate: Callable[[Bytes], ob
 def test_a_kernel_without_populate_is_asked_once_and_pages_are_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr("kvstored.paging._MADV_POPULATE_WRITE", 9999)
     memory, populate = backed(), Populate()
     populate(memory)
     assert not populate.is_known
@@ -75,10 +75,10 @@ def test_adding_does_not_wait_and_a_closed_one_stops_after_its_step() -> None:
     prefaulter.close()
     go_on.set()
     assert prefaulter.wait(WAIT_S)
-    assert steps == [pages.STEP_BYTES]
+    assert steps == [prefault.STEP_BYTES]
     prefaulter.add(backed())
     assert prefaulter.wait(WAIT_S)
-    assert steps == [pages.STEP_BYTES]
+    assert steps == [prefault.STEP_BYTES]
 
 
 def test_what_comes_after_the_thread_ended_is_mapped_too() -> None:

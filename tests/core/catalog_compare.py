@@ -101,13 +101,14 @@ class ComparingMachine(RuleBasedStateMachine):
 
     def gone_of(self, effect: Freed) -> Gone:
         pieces = tuple(sorted((piece.group, piece.shard) for piece in effect.pieces))
-        name = self.name_of(effect.ns, effect.fingerprint)
+        name = self.name_of(effect.ns, effect.fingerprint) if effect.ns >= 0 else ""
         return effect.tier, effect.ns, name, pieces, effect.reason
 
     def covered(self) -> set[tuple[int, int]]:
         """Units of open fills and granted leases."""
         open_ = {("fill", id_) for id_ in self.oracle.fills}
         open_ |= {("lease", id_) for id_ in self.oracle.leases}
+        open_ |= {("aside", id_) for id_ in self.oracle.asides}
         self.places = {at: places for at, places in self.places.items() if at in open_}
         return {
             unit for places in self.places.values() for place in places for unit in units_of(place)

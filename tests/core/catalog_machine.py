@@ -25,7 +25,7 @@ from tests.core.catalog_compare import (
 )
 from tests.core.desk import BLOCK_TOKENS, UNIT, Namer, layouts_of
 from tests.core.oracle_claims import FullOracle
-from tests.core.oracle_rows import Fill, Lease
+from tests.core.oracle_rows import Aside, Fill, Lease
 
 small = st.integers(0, 1 << 16)
 
@@ -100,7 +100,7 @@ class CatalogMachine(ComparingMachine):
         keys = self.pick(PATHS, path)
         return keys[: 1 + length % len(keys)]
 
-    def owner(self, rights: Mapping[int, Fill | Lease], pick: int, stranger: int) -> int:
+    def owner(self, rights: Mapping[int, Aside | Fill | Lease], pick: int, stranger: int) -> int:
         """The session of a right; now and then another one."""
         if stranger % 8 == 0:
             return self.pick(self.sessions, stranger // 8)
@@ -251,7 +251,9 @@ class CatalogMachine(ComparingMachine):
     def committed(self, session: int, fills: list[int]) -> list[bool | None]:
         """As the store does it: a whole run of fills at once, everything else one by one. Whether each is visible, None if lost."""
         sums = np.ones(len(fills), dtype=np.uint64)
-        if self.catalog.commit_run(SessionId(session), fills, sums, self.now_s) is not None:
+        run = self.catalog.whole_run(SessionId(session), fills)
+        if run is not None:
+            self.catalog.commit_run(run, sums, self.now_s)
             return [True] * len(fills)
         outcomes = self.catalog.commit(SessionId(session), fills, [{0: 1}] * len(fills), self.now_s)
         return [outcome.visible if outcome else None for outcome in outcomes]

@@ -10,6 +10,7 @@ from kvstored.core.types import Budget, GroupKind, GroupSpec, NamespaceSpec, Par
 from tests.core.oracle_rows import (
     DRAM,
     NVME,
+    Aside,
     Block,
     Copy,
     Fill,
@@ -34,6 +35,7 @@ class OracleBooks:
         self.blocks: dict[tuple[int, str], Block] = {}
         self.doomed: list[Copy] = []
         self.fills: dict[int, Fill] = {}
+        self.asides: dict[int, Aside] = {}
         self.leases: dict[int, Lease] = {}
         self.tasks: dict[int, Task] = {}
         self.pins: dict[int, Pin] = {}
@@ -102,19 +104,25 @@ class OracleBooks:
     def quarantined(self, tier: TierId) -> int:
         return sum(kept.units for kept in self.kept) if tier is DRAM else 0
 
+    def aside(self) -> int:
+        """Units set aside for puts to come."""
+        return sum(aside.units for aside in self.asides.values())
+
     def free(self, tier: TierId) -> int:
         taken = sum(self.used(tier, budget) for budget in Budget) + self.quarantined(tier)
+        taken += self.aside() if tier is DRAM else 0
         return self.tiers[tier].capacity_units - taken - (self.discarding if tier is NVME else 0)
 
     def limit(self, tier: TierId, budget: Budget) -> int:
         capacity = self.tiers[tier].capacity_units
         groups = [group for spec in self.specs.values() for group in spec.groups]
-        aside = 0
+        checkpoints = 0
         if any(group.part is Part.CHECKPOINT for group in groups):
-            aside = int(capacity * self.tiers[tier].checkpoint_share)
+            checkpoints = int(capacity * self.tiers[tier].checkpoint_share)
         if budget is Budget.CHECKPOINT:
-            return aside
-        return max(0, capacity - aside - self.quarantined(tier))
+            return checkpoints
+        aside = self.aside() if tier is DRAM else 0
+        return max(0, capacity - checkpoints - self.quarantined(tier) - aside)
 
     def leased(self) -> int:
         copies = self.all_copies() + self.doomed

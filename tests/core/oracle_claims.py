@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from kvstored.core.calls import Reason
 from kvstored.core.types import Part
-from tests.core.oracle import Oracle
+from tests.core.oracle_asides import AsideOracle
 from tests.core.oracle_rows import DRAM, NVME, Block, Copy, Kept, Pin, Request
 
 
-class FullOracle(Oracle):
+class FullOracle(AsideOracle):
     # ---- claims
 
     def pin(self, ns: int, keys: Sequence[str]) -> tuple[list[Block], int, bool]:
@@ -102,6 +102,7 @@ class FullOracle(Oracle):
             self.complete_request(at, discard=False)
         for id_ in sorted(id_ for id_, fill in self.fills.items() if fill.session == session):
             self.end_fill(id_, self.now_s, keep=True)
+        self.keep_asides(session)
         for id_ in sorted(id_ for id_, lease in self.leases.items() if lease.session == session):
             self.end_lease(id_, self.now_s, keep=True)
         if dead:

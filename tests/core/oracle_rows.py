@@ -66,6 +66,13 @@ class Fill:
     request: tuple[int, bytes] | None
 
 
+@dataclass(frozen=True)
+class Aside:
+    session: int
+    ns: int
+    units: int
+
+
 @dataclass(eq=False)
 class Lease:
     session: int

@@ -16,9 +16,9 @@ from kvstored.core.calls import Reason, TierLimits
 from kvstored.core.types import GroupKind, GroupSpec, NamespaceId, SessionId, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.errors import NoSpace, NotFound
+from tests.core.catalog_asides import AsideMachine
 from tests.core.catalog_compare import Profile
 from tests.core.catalog_machine import small
-from tests.core.catalog_moves import MovingMachine
 from tests.core.desk import (
     BLOB,
     BLOCK_TOKENS,
@@ -41,7 +41,7 @@ STEPS = 40
 
 
 def tier(tier: TierId, units: int, **shares: float) -> TierLimits:
-    return TierLimits(tier, units, **{"high": 0.9, "low": 0.5, **shares})  # type: ignore[arg-type]  # admit_hits is an int
+    return TierLimits(tier, units, **{"high": 0.9, "low": 0.5, "aside_share": 1.4, **shares})  # type: ignore[arg-type]  # admit_hits is an int
 
 
 PLAIN = spec_of("plain")
@@ -55,7 +55,7 @@ BLOBS = spec_of("blobs", SPARSE, BLOB, LINEAR, STATE, sink_tokens=1)
 PROFILES = {
     "linear": Profile(
         (PLAIN, MUTABLE),
-        tuple(tier(DRAM, units) for units in (1, 2, 3)),
+        tuple(tier(DRAM, units) for units in (1, 2, 3, 6)),
         tuple(tier(NVME, units) for units in (1, 2, 5)),
     ),
     "wide": Profile(
@@ -89,7 +89,7 @@ PROFILES = {
 }
 
 
-class WholeMachine(MovingMachine):
+class WholeMachine(AsideMachine):
     """Claims, removal, sessions, time, and the end."""
 
     # ---- claims
@@ -280,7 +280,9 @@ class WholeMachine(MovingMachine):
         self.catalog.check()
         books = self.catalog.books
         assert self.catalog.blocks == books.copies.live == books.pieces.live == 0
-        assert not any(self.catalog.counts[name] for name in ("fills", "leases", "pins", "tasks"))
+        assert not any(
+            self.catalog.counts[name] for name in ("fills", "asides", "leases", "pins", "tasks")
+        )
         for book in books.space.books.values():
             assert book.extents.free_units == book.extents.capacity_units
 

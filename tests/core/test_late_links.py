@@ -59,7 +59,7 @@ def test_what_is_gone_since_an_earlier_run_is_unknown_and_not_never_stored() -> 
     ns = desk.namers[0].layout.id
     assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.NEVER_STORED
     desk.put("a")
-    desk.catalog.recovery_begin(TierId.DRAM)
+    desk.catalog.recovery.begin(TierId.DRAM)
     assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.RECOVERING
-    desk.catalog.recovery_done(TierId.DRAM, desk.now_s)
+    desk.catalog.recovery.done(TierId.DRAM, desk.now_s)
     assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.UNKNOWN

@@ -118,7 +118,7 @@ def test_a_forest_comes_back_whatever_the_order_of_its_records(seed: int) -> Non
     names = [chr(0x100 + i) for i in range(120)]
     parents = [None if i < 4 else names[chance.randrange(min(i, 60))] for i in range(120)]
     desk = Desk(nvme=200)
-    desk.catalog.recovery_begin(NVME)
+    desk.catalog.recovery.begin(NVME)
     order = list(range(120))
     chance.shuffle(order)
     pieces = [found(desk, names[i], unit(i), parent=parents[i]) for i in order]
@@ -126,7 +126,7 @@ def test_a_forest_comes_back_whatever_the_order_of_its_records(seed: int) -> Non
     for begin in range(0, 120, step):
         batch = pieces[begin : begin + step]
         assert recover(desk, NVME, batch, is_bulk=chance.random() < 0.8) == [True] * len(batch)
-    assert desk.catalog.recovery_done(NVME, desk.now_s) == 0
+    assert desk.catalog.recovery.done(NVME, desk.now_s) == 0
     desk.catalog.check()
     for i, name in enumerate(names):
         path, above = name, parents[i]
@@ -141,11 +141,11 @@ def test_other_calls_may_come_between_the_slices_of_the_end(
     # The end of a scan ranked and offered everything in one call: 3.6 s of a million copies in which nobody was served.
     monkeypatch.setattr(recovery, "SLICE_COPIES", 2)
     desk = Desk(nvme=8, dram=8)
-    desk.catalog.recovery_begin(NVME)
+    desk.catalog.recovery.begin(NVME)
     pieces = [found(desk, name, unit(i), last_s=500.0 - i) for i, name in enumerate("abcdefgh")]
-    desk.catalog.recover_many(NVME, desk.ns, columns(pieces), desk.now_s)
+    desk.catalog.recovery.recover_many(NVME, desk.ns, columns(pieces), desk.now_s)
     steps = 0
-    for dropped in desk.catalog.recovery_finish(NVME, desk.now_s):
+    for dropped in desk.catalog.recovery.finish(NVME, desk.now_s):
         assert dropped == 0
         assert NVME in desk.catalog.recovering
         if steps == 1:
@@ -185,12 +185,12 @@ def test_room_is_made_before_the_records_come() -> None:
     # Tables that grew by an eighth while records came in were copied again and again, 30 ms of a quarter of a million at once.
     desk = Desk(nvme=8)
     desk.put("a")
-    desk.catalog.recovery_begin(NVME)
-    for _ in desk.catalog.recovery_expect(5000):
+    desk.catalog.recovery.begin(NVME)
+    for _ in desk.catalog.recovery.expect(5000):
         desk.catalog.check()
     books = desk.catalog.books
     assert min(books.blocks.capacity, books.copies.capacity, books.pieces.capacity) >= 5001
     assert len(books.index.fingerprints) >= 5001
     assert len(books.tree.parent) >= 5001
     assert desk.hits("a").hit_blocks == 1
-    desk.catalog.recovery_done(NVME, desk.now_s)
+    desk.catalog.recovery.done(NVME, desk.now_s)

@@ -27,8 +27,8 @@ def restarted(world: World, tmp_path: Path) -> World:
     adopted = arena.adopt({name: os.dup(fd) for name, fd in world.arena.fds().items()})
     assert not adopted.refused
     later = World(tmp_path, arena=arena, disk=world.memory, epoch=2)
-    later.catalog.recovery_begin(TierId.DRAM)
-    later.catalog.recovery_begin(TierId.NVME)
+    later.catalog.recovery.begin(TierId.DRAM)
+    later.catalog.recovery.begin(TierId.NVME)
     for segment, units in adopted.segments:
         later.catalog.grow(TierId.DRAM, segment, units)
     later.catalog.grow(TierId.NVME, 0, 4096)

@@ -13,6 +13,7 @@ import pytest
 
 from kvstored.core.types import UNIT_BYTES, Extent
 from kvstored.errors import Corrupt, InvalidArgument, NoSpace, NotFound
+from kvstored.paging import HugePages
 from kvstored.tiers import views as memory
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, ref_of
@@ -295,3 +296,32 @@ def test_numpy_rows_are_the_table(arena: Arena) -> None:
     assert batch.records["length"].tolist() == [stored.length]
     assert batch.extents.tolist() == [[0, 5, 3]]
     assert batch.extents.dtype == np.uint32
+
+
+@pytest.mark.parametrize("pages", HugePages)
+def test_a_segment_of_huge_pages_is_like_any_other_or_is_refused_with_what_to_reserve(
+    pages: HugePages,
+) -> None:
+    """Which of both for hugetlb depends on the machine: pages have to be reserved there."""
+    arena = Arena(2 << 20, incarnation=1, available_bytes=lambda: PLENTY, pages=pages)
+    refusal = ""
+    try:
+        arena.grow()
+    except NoSpace as error:
+        refusal = str(error)
+    if refusal:
+        assert (pages, "vm.nr_hugepages" in refusal) == (HugePages.HUGETLB, True)
+        return
+    record, source = piece(1, run_of(0, 3 * UNIT_BYTES), 3 * UNIT_BYTES)
+    assert isinstance(write_one(arena, record, source), Record)
+    adopted = make(512)
+    fds = {name: os.dup(fd) for name, fd in arena.fds().items()}
+    assert adopted.adopt(fds).segments == ((0, 512),)
+    assert same_bytes(adopted.views(run_of(0, 3 * UNIT_BYTES), 3 * UNIT_BYTES), source)
+    arena.close()
+    adopted.close()
+
+
+def test_a_segment_of_reserved_pages_is_whole_pages() -> None:
+    with pytest.raises(InvalidArgument, match="2097152"):
+        Arena(3 << 20, incarnation=1, available_bytes=lambda: PLENTY, pages=HugePages.HUGETLB)

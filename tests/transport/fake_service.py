@@ -75,6 +75,9 @@ class FakeService:
     def projection_fd(self, caller: Caller) -> int:
         raise NotFound("no projection here")
 
+    def answered(self) -> None:
+        pass
+
     def segment_fd(self, segment: int, caller: Caller) -> int:
         return self.memory_fd
 

@@ -58,7 +58,10 @@ class Peer:
 
     async def call(self, method: str, request: Any, caller: Caller = CALLER) -> Any:
         """Any: the classes are the method table's."""
-        return await self.service.call(method, request, caller)
+        try:
+            return await self.service.call(method, request, caller)
+        finally:
+            self.service.answered()
 
     async def begin(self, namespace: pb.Namespace | None = None) -> None:
         opened = await self.call("OpenSession", pb.OpenSessionRequest(client="test", protocol=1))
@@ -213,6 +216,54 @@ def test_a_bad_next_reservation_leaves_the_commit_undone(tmp_path: Path) -> None
         await raises(InvalidArgument, peer.call("Commit", commit))
         commit.ClearField("next")
         assert (await peer.call("Commit", commit)).status == bytes([FillStatus.COMMITTED])
+
+    serving(tmp_path, test)
+
+
+def test_a_put_into_places_that_are_not_ones_own_does_nothing(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        request = pb.SetAsideRequest(session=peer.token, namespace=peer.digest, count=3)
+        aside = await peer.call("SetAside", request)
+        assert len(aside.extents) == 3 * 24
+        opened = await peer.call("OpenSession", pb.OpenSessionRequest(client="other", protocol=1))
+        mine = [aside.first + i for i in range(3)]
+
+        async def put(places: list[int], token: bytes = peer.token, count: int = 2) -> bool:
+            reserve = peer.reserve(keys_of(range(count)))
+            reserve.session = token
+            sums = pack_u64([1] * count)
+            put = pb.PutAsideRequest(reserve=reserve, places=pack_u64(places), checksums=sums)
+            return bool((await peer.call("PutAside", put)).stored)
+
+        assert not await put(mine[:2], opened.token), "another session's"
+        assert not await put([mine[0], mine[0]]), "one place twice"
+        assert not await put([mine[0], mine[2] + 1]), "nobody's"
+        await raises(InvalidArgument, put(mine))
+        assert peer.world.catalog.counts["asides"] == 3
+        assert await put(mine[:2])
+        assert not await put(mine[:2]), "they hold blocks now"
+        abort = pb.AbortRequest(session=opened.token, fills=pack_u64(mine))
+        await peer.call("Abort", abort)
+        assert peer.world.catalog.counts["asides"] == 1, "only its own are given back"
+        await peer.call("Abort", pb.AbortRequest(session=peer.token, fills=pack_u64(mine)))
+        assert peer.world.catalog.counts["asides"] == 0
+
+    serving(tmp_path, test)
+
+
+def test_what_comes_after_a_commit_finds_its_blocks(tmp_path: Path) -> None:
+    """Their books are made once the answer is on its way: no call may come in between."""
+
+    async def test(peer: Peer) -> None:
+        reserved = await peer.call("Reserve", peer.reserve(keys_of(range(8))))
+        commit = peer.filled(reserved, range(8))
+        commit.next.CopyFrom(peer.reserve(keys_of(range(12))))
+        answer = await peer.call("Commit", commit)
+        present, granted = [FillStatus.PRESENT] * 8, [FillStatus.GRANTED] * 4
+        assert answer.next.status == bytes(present + granted)
+        match = pb.MatchRequest(session=peer.token, namespace=peer.digest, keys=keys_of(range(12)))
+        assert (await peer.call("Match", match)).hit_blocks == 8
+        await peer.call("Abort", pb.AbortRequest(session=peer.token, fills=answer.next.fills))
 
     serving(tmp_path, test)
 

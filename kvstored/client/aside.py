@@ -1,0 +1,56 @@
+"""Puts of one message: the bytes are copied to places that the connection holds, then the daemon hears of the blocks."""
+
+import numpy as np
+
+from kvstored.client.carrying import Mapped
+from kvstored.client.channel import LocalLink
+from kvstored.client.copying import Copier
+from kvstored.client.links import Plain, PutPart
+from kvstored.client.runs import runs_between, walks_between
+from kvstored.client.scatter import gather
+from kvstored.client.stock import Places
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.packing import Pieces, pack_u64
+
+
+class AsidePuts:
+    """Of one link."""
+
+    def __init__(self, link: LocalLink, copier: Copier, mapped: Mapped) -> None:
+        self._link = link
+        self._copier = copier
+        self._mapped = mapped
+
+    def put(self, part: PutPart, plain: Plain, now_s: float, timeout_s: float) -> bool:
+        """Whether the blocks are stored. Where not, nothing was done: they have to be reserved."""
+        stock = self._link.stock
+        places = stock.take(plain.namespace, part.keys, now_s)
+        if places is None:
+            return False
+        is_stored = False
+        try:
+            is_stored = self._stored(part, places, timeout_s)
+        finally:
+            # Without an answer it is not known what became of them: then the connection is broken, and its stock goes with it.
+            if is_stored:
+                stock.was_used(plain.namespace)
+            else:
+                stock.put_back(plain.namespace, places)
+        return is_stored
+
+    def _stored(self, part: PutPart, places: Places, timeout_s: float) -> bool:
+        count = len(places)
+        sizes = places.extents[:, 2].reshape(count, 1)
+        pieces = Pieces(places.extents, np.arange(count + 1, dtype=np.int64), sizes)
+        segments = self._mapped(pieces, timeout_s)
+        if part.gathers:
+            walks = walks_between(pieces, part.gathers, segments, None)[1]
+            sizes_bytes = [walk.gather.size for walk in walks]
+            checksums = self._copier.spread_out(walks, gather, sizes_bytes)
+        else:
+            runs = runs_between(pieces, part.sources, segments)[1]
+            checksums = self._copier.copy_in(runs)
+        request = pb.PutAsideRequest(
+            reserve=part.request, places=pack_u64(places.ids), checksums=pack_u64(checksums)
+        )
+        return self._link.call("PutAside", request, pb.PutAsideResponse, timeout_s).stored

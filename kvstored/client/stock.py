@@ -1,0 +1,153 @@
+"""Places in the daemon's memory that a connection holds for puts to come, so that a put is copied first and told in one message.
+
+A stock belongs to one connection, and so to one caller at a time. It is ordered without waiting for the answer, grows to what the last puts
+took, and is given back when it was not used for a while, or with the client's end; else the places end with the session.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstored.client.connection import Connection
+from kvstored.core.types import BATCH_KEYS_MAX
+from kvstored.errors import Corrupt
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.packing import U64S, pack_u64, unpack_u64
+
+STOCK_BYTES_MAX = 64 << 20
+BLOCKS_MIN = 32
+"""Ordered at a time where puts are smaller: an order for every put would be a message for every put again."""
+IDLE_S = 10.0
+REST_PUTS_MAX = 64
+"""Puts of a namespace that go the other way after ones that copied for nothing."""
+
+
+@dataclass(slots=True)
+class Places:
+    """`ids`; `extents`: (n, 3) segment, offset, bytes."""
+
+    ids: U64S
+    extents: U64S
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.extents[:, 2].sum())
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The places of one namespace. `puts`: how many went by; `rest`: puts left that do not use it, `rests`: how many the next time."""
+
+    places: Places
+    puts: int = 0
+    rest: int = 0
+    rests: int = 1
+
+
+class Stock:
+    """`session`: the token of the connection's session."""
+
+    def __init__(self, connection: Connection, session: bytes) -> None:
+        self._connection = connection
+        self._session = session
+        self._shelves: dict[bytes, _Shelf] = {}
+        self._used_s = 0.0
+
+    def take(self, namespace: bytes, count: int, now_s: float) -> Places | None:
+        """Places for all of `count` blocks, or none."""
+        self._used_s = now_s
+        self._connection.collect()
+        shelf = self._shelf(namespace)
+        shelf.puts += 1
+        if shelf.rest:
+            shelf.rest -= 1
+            return None
+        if len(shelf.places) < count:
+            return None
+        taken, shelf.places = _cut(shelf.places, count)
+        return taken
+
+    def was_used(self, namespace: bytes) -> None:
+        """What was taken holds blocks now."""
+        self._shelves[namespace].rests = 1
+
+    def put_back(self, namespace: bytes, places: Places) -> None:
+        """Nothing was stored there: some block was known, say. The next puts ask first."""
+        shelf = self._shelves[namespace]
+        shelf.places = _joined(places, shelf.places)
+        shelf.rest, shelf.rests = shelf.rests, min(2 * shelf.rests, REST_PUTS_MAX)
+
+    def restock(self, namespace: bytes, count: int, piece_bytes: int, timeout_s: float) -> None:
+        """Orders what a put of `count` blocks like the last one needs, from the second put on. Waits for no answer."""
+        shelf = self._shelf(namespace)
+        most = min(STOCK_BYTES_MAX // piece_bytes, BATCH_KEYS_MAX)
+        target = min(max(count, BLOCKS_MIN), most)
+        if shelf.puts < 2 or count > most or len(shelf.places) >= max(count, target // 2):
+            return
+        self._give_back(list(self._in_the_way(namespace, target * piece_bytes)), timeout_s)
+        request = pb.SetAsideRequest(
+            session=self._session, namespace=namespace, count=target - len(shelf.places)
+        )
+        self._connection.owe(
+            "SetAside",
+            request,
+            pb.SetAsideResponse,
+            lambda answer: self._arrived(namespace, answer),
+            timeout_s,
+        )
+
+    def give_back(self, timeout_s: float, *, unused_since_s: float) -> None:
+        """All of it, if it was not used since then. Waits for no answer."""
+        if self._shelves and self._used_s <= unused_since_s:
+            self._connection.collect()
+            self._give_back(list(self._shelves), timeout_s)
+
+    def _shelf(self, namespace: bytes) -> _Shelf:
+        return self._shelves.setdefault(namespace, _Shelf(_none()))
+
+    def _in_the_way(self, namespace: bytes, wanted_bytes: int) -> Iterator[bytes]:
+        """Namespaces whose places have to go so that the stock stays within its bound."""
+        others = {n: s.places.bytes for n, s in self._shelves.items() if n != namespace}
+        over_bytes = sum(others.values()) + wanted_bytes - STOCK_BYTES_MAX
+        for name, held_bytes in others.items():
+            if over_bytes > 0 and held_bytes:
+                over_bytes -= held_bytes
+                yield name
+
+    def _give_back(self, namespaces: Sequence[bytes], timeout_s: float) -> None:
+        ids = [each for name in namespaces for each in self._shelves.pop(name).places.ids.tolist()]
+        if ids:
+            request = pb.AbortRequest(session=self._session, fills=pack_u64(ids))
+            self._connection.owe("Abort", request, pb.AbortResponse, lambda _: None, timeout_s)
+
+    def _arrived(self, namespace: bytes, answer: pb.SetAsideResponse) -> None:
+        extents = unpack_u64(answer.extents, "extents")
+        if len(extents) % 3:
+            raise Corrupt(f"places that were set aside are cut short: bytes={len(answer.extents)}")
+        extents = extents.reshape(-1, 3)
+        ids = np.arange(answer.first, answer.first + len(extents), dtype=np.uint64)
+        shelf = self._shelf(namespace)
+        shelf.places = _joined(shelf.places, Places(ids, extents))
+
+
+def _none() -> Places:
+    return Places(np.empty(0, dtype=np.uint64), np.empty((0, 3), dtype=np.uint64))
+
+
+def _cut(places: Places, count: int) -> tuple[Places, Places]:
+    return (
+        Places(places.ids[:count], places.extents[:count]),
+        Places(places.ids[count:], places.extents[count:]),
+    )
+
+
+def _joined(first: Places, second: Places) -> Places:
+    if not len(first):
+        return second
+    return Places(
+        np.concatenate((first.ids, second.ids)), np.concatenate((first.extents, second.extents))
+    )

@@ -1,0 +1,161 @@
+"""The sections of the configuration: every setting of them once, with type, unit, default, bound and one sentence.
+
+The attribute of a size or duration ends in its unit (`dram.capacity_bytes`, `limits.fill_ttl_s`); its key does not, since its value names it.
+"""
+
+from typing import Literal, Self, TextIO
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvstored.fields import AnyPath, AutoSize, Duration, OptionalPath, Share, Size
+from kvstored.paging import HUGE_BYTES, HugePages
+
+
+def key_of(field: str) -> str:
+    return field.removesuffix("_bytes").removesuffix("_s")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=key_of)
+
+
+def _check_watermarks(low: float, high: float) -> None:
+    if not 0 < low <= high:
+        raise ValueError(f"low must be above 0 and not above high: {low=} {high=}")
+
+
+class Dram(Section):
+    capacity_bytes: Size = Field(default=2**30, ge=2**20, description="shared memory for blocks")
+    high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
+    low: Share = Field(default=0.90, description="share in use down to which blocks are evicted")
+    segment_bytes: AutoSize = Field(
+        default=None,
+        ge=2**20,
+        le=2**40,
+        description="size of one segment; auto: capacity/64 within 64MiB..1GiB",
+    )
+
+    huge_pages: HugePages = Field(
+        default=HugePages.OFF,
+        description="advise: transparent ones; hugetlb: 2MiB each, which have to be reserved",
+    )
+    non_temporal_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="copies from this size on go past the cache (x86, glibc); 0: the C library decides",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.huge_pages is HugePages.HUGETLB and self.segment_effective_bytes % HUGE_BYTES:
+            raise ValueError("segment must be a multiple of 2MiB with huge_pages=hugetlb")
+        return self
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_watermarks(self.low, self.high)
+        if self.segment_bytes is not None and self.segment_bytes > self.capacity_bytes:
+            raise ValueError("segment must not be above capacity")
+        return self
+
+    @property
+    def segment_effective_bytes(self) -> int:
+        """What `auto` means here, in whole allocation units."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes // 4096 * 4096
+        size_bytes = min(max(self.capacity_bytes // 64, 64 * 2**20), 2**30)
+        return min(size_bytes, self.capacity_bytes) // 4096 * 4096
+
+
+class Disk(Section):
+    capacity_bytes: Size = Field(
+        default=4 * 2**30, ge=0, description="space on disk for blocks; 0 turns the tier off"
+    )
+    path: AnyPath = Field(description="directory of the LMDB environment and the slab files")
+    high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
+    low: Share = Field(default=0.90, description="share in use down to which blocks are evicted")
+    codec: Literal["raw", "zstd"] = Field(
+        default="raw", description="frame that blocks are stored in"
+    )
+    codec_level: int = Field(default=1, ge=1, le=19, description="level of the zstd codec")
+    admit_hits: int = Field(
+        default=1,
+        ge=0,
+        le=255,
+        description="hits that a block needs for a disk above `high`; below: none",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_watermarks(self.low, self.high)
+        return self
+
+
+class Limits(Section):
+    fill_ttl_s: Duration = Field(
+        default=30, ge=0.1, le=3600, description="life of a right to write"
+    )
+    lease_ttl_s: Duration = Field(
+        default=30,
+        ge=0.1,
+        le=3600,
+        description="life of a right to read, when the caller names none",
+    )
+    lease_ttl_max_s: Duration = Field(
+        default=600, ge=0.1, le=86400, description="longest life of a lease"
+    )
+    pin_ttl_max_s: Duration = Field(
+        default=7 * 86400, ge=1, le=365 * 86400, description="longest life of a pin"
+    )
+    resume_ttl_s: Duration = Field(
+        default=10, ge=0, le=3600, description="how long a session outlives its connection"
+    )
+    quarantine_s: Duration = Field(
+        default=60, ge=0, le=86400, description="how long a late writer's space is kept unused"
+    )
+    lease_share: Share = Field(default=0.8, description="share of a tier that leases may hold")
+    pin_share: Share = Field(default=0.5, description="share of a tier that pins may hold")
+    sink_share: Share = Field(
+        default=0.05, description="share of a tier where first blocks are exempt from eviction"
+    )
+    checkpoint_share: Share = Field(
+        default=0.25, description="share of a tier for window and state groups"
+    )
+    checkpoint_ttl_s: Duration = Field(
+        default=600, ge=1, le=7 * 86400, description="life of window and state copies"
+    )
+    sessions: int = Field(default=1024, ge=1, le=65536, description="sessions at once")
+    leases_per_session: int = Field(
+        default=65536, ge=1, le=2**20, description="leases of one session at once"
+    )
+    load_deadline_s: Duration = Field(
+        default=5, ge=0.01, le=600, description="how long a read waits for its load from disk"
+    )
+    drain_s: Duration = Field(
+        default=30, ge=0, le=3600, description="how long SIGTERM may flush dirty blocks to disk"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.lease_ttl_s > self.lease_ttl_max_s:
+            raise ValueError("lease_ttl must not be above lease_ttl_max")
+        return self
+
+
+class BulkTls(Section):
+    certificate: OptionalPath = Field(
+        default=None, description="PEM certificate of the bulk channel; off: plain TCP"
+    )
+    key: OptionalPath = Field(default=None, description="PEM key; off: in the certificate's file")
+
+
+class Log(Section):
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="lines below it are dropped"
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, else json"
+    )
+
+    def is_json(self, stream: TextIO) -> bool:
+        return self.format == "json" or (self.format == "auto" and not stream.isatty())

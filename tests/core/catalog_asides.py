@@ -1,0 +1,82 @@
+"""The state machine of the catalog: places set aside, and puts into them."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from kvstored.core.asides import Planned
+from kvstored.core.types import Heat, SessionId
+from tests.core.catalog_compare import PARENTS, PATHS, valid_of
+from tests.core.catalog_machine import small
+from tests.core.catalog_moves import MovingMachine
+from tests.core.desk import BLOCK_TOKENS, UNIT
+
+
+class AsideMachine(MovingMachine):
+    @precondition(lambda self: self.is_begun)
+    @rule(ns=small, session=small, count=st.integers(0, 4))
+    def set_aside(self, ns: int, session: int, count: int) -> None:
+        namer, session = self.pick(self.namers, ns), self.pick(self.sessions, session)
+        length = namer.layout.spec.groups[0].bytes_per_block
+        got = self.catalog.set_aside(SessionId(session), namer.layout.id, length, count, self.now_s)
+        ids = [got.first + i for i in range(got.places.size)]
+        units = length // UNIT
+        expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids)
+        assert len(ids) in (0, expected)
+        self.compare()
+        for i, id_ in enumerate(ids):
+            self.places["aside", id_] = [got.places.place(i)]
+
+    @precondition(lambda self: self.is_begun and self.oracle.asides)
+    @rule(pick=small, stranger=small, path=small, first=small, count=small, request=small)
+    def put_aside(
+        self, pick: int, stranger: int, path: int, first: int, count: int, request: int
+    ) -> None:
+        """Mostly of new blocks into places of the right kind; now and then of known ones, or into another session's."""
+        aside = self.pick(list(self.oracle.asides.values()), pick)
+        session = self.owner(self.oracle.asides, pick, stranger)
+        namer = self.namer_of(aside.ns)
+        mine = [id_ for id_, each in self.oracle.asides.items() if each == aside]
+        keys = self.path(path, len(mine) - 1)
+        if first % 4:
+            new = [key for key in PATHS[path % 4] if (aside.ns, key) not in self.oracle.blocks]
+            keys = tuple(new[: len(mine)]) or keys
+        ids = (mine * 2)[count % len(mine) :][: len(keys)]
+        parents = [PARENTS[key] for key in keys]
+        last = valid_of(keys[-1]) % BLOCK_TOKENS
+        request_id = self.pick((b"", b"r1", b"r2"), request)
+        call = namer.reserve(session, keys, parents, last_valid_tokens=last, request_id=request_id)
+        sums = np.ones(len(ids), dtype=np.uint64)
+        planned = self.catalog.plan_aside(call, ids)
+        if planned is not None:
+            self.catalog.put_aside(planned, sums, self.now_s)
+            self.compare_planned(planned)
+        asked = [(key, parent, valid_of(key)) for key, parent in zip(keys, parents, strict=True)]
+        is_put = self.oracle.may_put_aside(session, aside.ns, asked, aside.units, ids)
+        assert (planned is not None) is is_put
+        if is_put:
+            running = self.oracle.requests.get((session, request_id))
+            self.oracle.put_aside(aside.ns, asked, ids, running)
+        self.compare()
+
+    def compare_planned(self, planned: Planned) -> None:
+        """What was told before it was done is what was done."""
+        books, many = self.catalog.books, planned.many
+        for grant in many.each():
+            block = books.index.find_one(grant.fingerprint)
+            parent = books.parent_fingerprint(block)
+            assert (grant.parent, grant.depth) == (parent, books.tree.depth[block])
+            assert grant.heat == (Heat.SINK if books.heat(block) is Heat.SINK else Heat.COLD)
+            assert grant.pieces[0].generation == books.blocks.generation[block]
+            assert grant.pieces[0].place == books.place(
+                int(books.copies.first_piece[books.blocks.first_copy[block]])
+            )
+
+    @precondition(lambda self: self.is_begun and self.oracle.asides)
+    @rule(pick=small, stranger=small, count=small)
+    def give_back(self, pick: int, stranger: int, count: int) -> None:
+        session = self.owner(self.oracle.asides, pick, stranger)
+        ids = list(self.oracle.asides)[pick % len(self.oracle.asides) :][: 1 + count % 3]
+        self.catalog.abort(SessionId(session), ids, self.now_s)
+        self.oracle.give_back(session, ids)
+        self.compare()
