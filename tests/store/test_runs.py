@@ -2,19 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvstored.core.calls import ReadStatus, Reason
 from kvstored.core.types import Layout, TierId
 from kvstored.store.events import EventKind
 from kvstored.store.jobs import JobState
 from kvstored.store.sessions import Session
-from kvstored.tiers.base import Carried, PieceRun
+from kvstored.tiers import views as memory
+from kvstored.tiers.base import Carried, PieceRun, ref_of
 from kvstored.tiers.memory import MemoryTier
+from kvstored.tiers.record import Record, Records
 from tests.store.world import World, content_of, keys_of, running
 
 BLOCKS = range(12)
@@ -35,16 +39,25 @@ class Watched(MemoryTier):
         assert self.gate.wait(20.0)
         return super().read_run(run)
 
-    def write_run(self, run: PieceRun, records: np.ndarray) -> Carried:  # type: ignore[type-arg]
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
         self.writes.append(len(run))
         return super().write_run(run, records)
 
     def rot(self, number: int) -> None:
         """Flip a bit of what is stored of a block."""
-        _, held = next(
+        self._stored(number)[1][0] ^= 1
+
+    def exchange(self, number: int) -> None:
+        """Other bytes with their own checksum under the same name and place: sound in itself."""
+        record, held = self._stored(number)
+        held[:] = content_of(number + 1000, 0, len(held))
+        other = replace(record, checksum=memory.hash_of([held]))
+        self._pieces[ref_of(record)] = (other, held)
+
+    def _stored(self, number: int) -> tuple[Record, NDArray[np.uint8]]:
+        return next(
             each for each in self._pieces.values() if int.from_bytes(each[0].key, "big") == number
         )
-        held[0] ^= 1
 
 
 @pytest.fixture
@@ -113,12 +126,13 @@ def test_many_cold_blocks_come_up_as_one_run(world: World, disk: Watched) -> Non
     running(world, main)
 
 
+@pytest.mark.parametrize("harm", [Watched.rot, Watched.exchange], ids=["rotten", "another's"])
 def test_a_corrupt_block_of_a_run_is_a_miss_with_reason_and_count(
-    world: World, disk: Watched
+    world: World, disk: Watched, harm: Callable[[Watched, int], None]
 ) -> None:
     async def main() -> None:
         layout, session = await chilled(world)
-        disk.rot(5)
+        harm(disk, 5)
         cursor = world.shell.events.last
         grant = await world.acquire(session, layout, BLOCKS)
         for number, block in zip(BLOCKS, grant.blocks, strict=True):
