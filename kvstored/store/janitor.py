@@ -23,7 +23,7 @@ SHED_COPIES = 256
 INDEX_S = 0.5
 INDEX_SHARE_MAX = 0.85
 """Of the map's pages, from which on copies on NVMe leave: above 0.9 the index refuses writes."""
-WRITE_BACK_S = 0.05
+WRITE_BACK_S = 0.025
 WRITE_BACK_BYTES = 64 << 20
 """Of one group commit: more is not faster."""
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2

@@ -144,13 +144,17 @@ class Shell:
         return await self.forget(ns, blocks_in(self.catalog.books, ns))
 
     async def forget(self, ns: NamespaceId, rows: Rows) -> int:
-        """The same for these blocks of it, deepest first. Blocks that were readable."""
+        """The same for these blocks of it, deepest first; not for those that took their rows meanwhile. Blocks that were readable."""
+        index = self.catalog.books.index
+        names = index.fingerprints[rows]
         blocks, begin, pace = 0, 0, Pace()
         while begin < len(rows):
-            part, begun_s = rows[begin : begin + pace.step], self.elapsed_s()
+            end, begun_s = min(begin + pace.step, len(rows)), self.elapsed_s()
+            part = rows[begin:end]
+            part = part[(index.fingerprints[part] == names[begin:end]).all(axis=1)]
             blocks += self.catalog.clear_rows(ns, part, self.now_s())
             self.apply()
-            begin += len(part)
+            begin = end
             pace.took(self.elapsed_s() - begun_s)
             if begin < len(rows):
                 await asyncio.sleep(0)

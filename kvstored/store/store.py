@@ -159,7 +159,7 @@ class Store:
         return await self.shell.forget(layout.id, rows)
 
     async def clear(self, layout: Layout) -> int:
-        """Blocks that were readable. A block that is put meanwhile may go as well."""
+        """Blocks that were readable."""
         blocks = await self.shell.clear(layout.id)
         self.shell.events.add(EventKind.CLEARED, digest=layout.digest)
         return blocks

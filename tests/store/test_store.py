@@ -499,3 +499,25 @@ def test_a_large_namespace_is_cleared_and_room_is_made_in_slices(tmp_path: Path)
         await world.check_nothing_leaked()
 
     running(world, main)
+
+
+def test_a_block_that_takes_the_row_of_one_that_is_being_removed_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, arena_blocks=120)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        for i in range(100):  # roots, which leave in this order
+            world.put(session, layout, [i])
+        removing = asyncio.ensure_future(world.store.remove(layout, keys_of(layout, range(100))))
+        await asyncio.sleep(0)
+        assert world.catalog.tier_use()[0].copies > 10, "it goes in slices"
+        await world.store.remove(layout, keys_of(layout, range(90, 100)))
+        world.put(session, layout, range(200, 210))
+        assert await removing == 90
+        tiers, _ = world.store.locate(layout, keys_of(layout, range(210)))
+        assert np.flatnonzero(tiers).tolist() == list(range(200, 210))
+        await world.check_nothing_leaked()
+
+    running(world, main)
