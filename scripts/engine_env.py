@@ -163,6 +163,8 @@ _LMCACHE_NEEDS = (
     *("pyyaml", "pyzmq>=25", "redis", "safetensors", "setuptools<81", "sortedcontainers"),
     *("transformers>=5.4", "uvicorn"),
 )
+
+
 def transformers(folder: Path) -> None:
     pip = (str(folder / "bin/python"), "-m", "pip", "install", "--quiet")
     _run(*pip, "torch==2.13.0")

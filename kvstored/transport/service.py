@@ -380,7 +380,8 @@ class StoreService:
 
     async def _remove(self, request: pb.RemoveRequest, caller: Caller) -> pb.RemoveResponse:
         layout = self._asked.layout(request.namespace, caller)
-        return pb.RemoveResponse(blocks=self._store.remove(layout, keys_of(layout, request.keys)))
+        blocks = await self._store.remove(layout, keys_of(layout, request.keys))
+        return pb.RemoveResponse(blocks=blocks)
 
     async def _clear(self, request: pb.ClearRequest, caller: Caller) -> pb.ClearResponse:
         if request.namespace:
