@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvstored-engines
 
-.PHONY: setup run test e2e check bench bench-own lock clean
+.PHONY: setup run demo test e2e e2e-vllm e2e-transformers e2e-sglang e2e-lmcache check bench bench-own lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -21,14 +21,29 @@ $(READY): requirements.lock pyproject.toml
 run: setup
 	$(BIN)/kvstored serve
 
+# a real model on one core, without kvstored and with one of its own; ARGS="--json", "--picture demo.png", "--document my.txt"
+demo: setup
+	$(BIN)/python -m examples.smollm2 $(ARGS)
+
 test: setup
 	$(BIN)/python -m pytest
 
-# real engines in environments of their own (3 GB, minutes), made below the user's cache folder; ARGS="-k turn" for a part
-e2e: setup
+# real engines in environments of their own (3 GB, minutes), made below the user's cache folder; a part: make e2e-vllm ARGS="-k turn"
+e2e: e2e-vllm e2e-transformers e2e-sglang e2e-lmcache
+
+e2e-vllm: setup
 	$(BIN)/python scripts/engine_env.py --root $(ENGINES) vllm
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e --ignore tests/e2e/test_transformers.py -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
 	PYTHONPATH=$(ENGINES)/vllm/vllm-0.33 OMP_NUM_THREADS=1 $(ENGINES)/vllm/bin/python -m pytest tests/e2e/test_vllm_tier.py tests/e2e/test_vllm_contract.py -m engine -W default -p no:cacheprovider -rs
+
+e2e-transformers: setup
+	$(BIN)/python scripts/engine_env.py --root $(ENGINES) transformers
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/transformers/bin/python -m pytest tests/e2e/test_transformers.py -m engine -W default -p no:cacheprovider -rs -s $(ARGS)
+
+# their released packages without a GPU: storage threads and host memory are real, the model is not there
+e2e-sglang e2e-lmcache: e2e-%: setup
+	$(BIN)/python scripts/engine_env.py --root $(ENGINES) $*
+	HF_HUB_OFFLINE=1 $(ENGINES)/$*/bin/python -m pytest tests/engines -m engine -W default -p no:cacheprovider -rs $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 A cold read goes around the page cache: the tier opens its slabs with O_DIRECT, and through a daemon the blocks go in turn through far
 more than its arena, each located on NVMe only before it is read. The ceilings move as many bytes of a written file into or out of
 touched shared memory, 1 MiB a call, one after the other; and reads four at a time, which is about what the device has to give. All bytes
-that were read are compared.
+that were read are compared. Beside the cold gets: what CPU the daemon spends on one block.
 
 `python -m bench.disk [--at DIRECTORY] [--samples N] [--runs N] [--json]`
 """
@@ -11,13 +11,14 @@ that were read are compared.
 import argparse
 import mmap
 import os
+import statistics
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -30,11 +31,12 @@ from bench.throughput import new_keys
 from kvstored.client import Client, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.clock import SystemClock
 from kvstored.codec.frame import Codec
-from kvstored.core.types import UNIT_BYTES, Extent
+from kvstored.core.columnar import Places
+from kvstored.core.types import UNIT_BYTES
 from kvstored.tiers import views
-from kvstored.tiers.base import ref_of
+from kvstored.tiers.base import Carried, PieceRun
 from kvstored.tiers.disk import Disk, Options, map_bytes_for
-from kvstored.tiers.record import Record
+from kvstored.tiers.record import FillingColumns, Records, pack_many
 
 Bytes = NDArray[np.uint8]
 
@@ -42,6 +44,7 @@ CALL_BYTES = 1 << 20
 SHAPES = ((1 << 20, 64), (16 << 10, 1024))
 """Size of a block and blocks a call."""
 TARGET, TARGET_RATIO = (1 << 20, 64), 0.8
+TINY_TARGET, TINY_RATIO, TINY_CPU_US = (16 << 10, 1024), 0.5, 30.0
 SETS = 8
 """Batches that take turns: through a daemon that is twice its arena and more."""
 LOCATED_ON_NVME = 0b100
@@ -79,8 +82,10 @@ def measured(given: argparse.Namespace) -> Report:
                     "tier write": tier.write,
                     "cold get": cold.get,
                 }
+                cold.cpu_s.clear()
                 times = interleaved(cases, given.samples, given.runs)
                 report.rows += _rows(block_bytes, batch, times)
+                report.rows.append(_cpu_row(block_bytes, batch, cold.cpu_s, given.runs))
                 report.notes += tier.notes()
     return report
 
@@ -90,7 +95,11 @@ def _rows(block_bytes: int, batch: int, times: dict[str, list[float]]) -> list[R
         name: [block_bytes * batch / taken / 1e9 for taken in each] for name, each in times.items()
     }
     where = f"{block_bytes >> 10} KiB x {batch}"
-    is_target = (block_bytes, batch) == TARGET
+    shape = (block_bytes, batch)
+    targets = {
+        ("cold get", "read"): {TARGET: TARGET_RATIO, TINY_TARGET: TINY_RATIO}.get(shape),
+        ("tier read", "read"): TARGET_RATIO if shape == TARGET else None,
+    }
     return [
         Row(
             f"{where}: {name}",
@@ -98,7 +107,7 @@ def _rows(block_bytes: int, batch: int, times: dict[str, list[float]]) -> list[R
             speeds[name],
             f"O_DIRECT {ceiling}",
             speeds[ceiling],
-            TARGET_RATIO if is_target and ceiling == "read" else None,
+            targets.get((name, ceiling)),
         )
         for name, ceiling in (
             ("tier read", "read"),
@@ -108,6 +117,14 @@ def _rows(block_bytes: int, batch: int, times: dict[str, list[float]]) -> list[R
             ("tier write", "write"),
         )
     ]
+
+
+def _cpu_row(block_bytes: int, batch: int, cpu_s: list[float], runs: int) -> Row:
+    samples = len(cpu_s) // runs
+    medians = [statistics.median(cpu_s[i * samples : (i + 1) * samples]) for i in range(runs)]
+    most = TINY_CPU_US if (block_bytes, batch) == TINY_TARGET else None
+    name = f"{block_bytes >> 10} KiB x {batch}: cold get, daemon's CPU a block"
+    return Row(name, "us", [median / batch * 1e6 for median in medians], most=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,25 +193,28 @@ class _TierCase:
     pool: ThreadPoolExecutor
     sources: list[Bytes]
     targets: list[Bytes]
-    sets: list[list[Record]]
+    sets: list[tuple[PieceRun, Records]]
     turn: Iterator[int]
 
     def write(self) -> float:
-        records = self.sets[next(self.turn)]
-        items = [(record, [source]) for record, source in zip(records, self.sources, strict=True)]
-        return timed(lambda: _all_records(self.disk.write(items)))
+        run, records = self.sets[next(self.turn)]
+        return timed(lambda: _all_well(self.disk.write_run(run, records)))
 
     def read(self) -> float:
-        records = self.sets[next(self.turn)]
-        items = [
-            (ref_of(record), record.place, [target])
-            for record, target in zip(records, self.targets, strict=True)
-        ]
+        run, _ = self.sets[next(self.turn)]
         for target in self.targets:
             target[:1] ^= 0xFF
-        part = PART_BYTES // self.sources[0].size
-        parts = [items[at : at + part] for at in range(0, len(items), part)]
-        taken = timed(lambda: deque(map(_all_records, self.pool.map(self.disk.read, parts)), 0))
+        count = PART_BYTES // run.length
+        parts = [
+            PieceRun(
+                run.fingerprints[at : at + count],
+                run.places.part_of(at, at + count),
+                run.length,
+                self.targets[at : at + count],
+            )
+            for at in range(0, len(run), count)
+        ]
+        taken = timed(lambda: deque(map(_all_well, self.pool.map(self.disk.read_run, parts)), 0))
         for source, target in zip(self.sources, self.targets, strict=True):
             assert np.array_equal(source, target), "the tier read wrong bytes"
         return taken
@@ -216,14 +236,7 @@ def _tier(directory: Path, block_bytes: int, batch: int) -> Iterator[_TierCase]:
         source[:] = random_bytes(total)
         sources = list(source.reshape(batch, -1))
         sums = [views.hash_of([each]) for each in sources]
-        units = block_bytes // UNIT_BYTES
-        sets = [
-            [
-                _record(number * batch + i, units, block_bytes, checksum)
-                for i, checksum in enumerate(sums)
-            ]
-            for number in range(SETS)
-        ]
+        sets = [_run_of(number, sources, sums) for number in range(SETS)]
         targets = list(target.reshape(batch, -1))
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             case = _TierCase(disk, pool, sources, targets, sets, cycle(range(SETS)))
@@ -234,26 +247,29 @@ def _tier(directory: Path, block_bytes: int, batch: int) -> Iterator[_TierCase]:
         disk.close()
 
 
-def _record(number: int, units: int, length: int, checksum: int) -> Record:
-    return Record(
+def _run_of(number: int, sources: list[Bytes], sums: list[int]) -> tuple[PieceRun, Records]:
+    """One set: its blocks lie back to back on the disk."""
+    count, length = len(sources), sources[0].size
+    units = length // UNIT_BYTES
+    start = (number * count + np.arange(count, dtype=np.int64)) * units
+    places = Places(np.zeros_like(start), start, np.full_like(start, units))
+    filling = FillingColumns(
         digest=bytes(32),
-        key=number.to_bytes(32, "little"),
-        fingerprint=(number + 1).to_bytes(16, "little"),
-        group=0,
-        shard=0,
-        place=(Extent(0, number * units, units),),
+        keys=np.arange(start[0], start[0] + 4 * count, dtype=np.uint64).tobytes(),
+        fingerprints=np.stack([start + 1, start + 2], axis=1).astype(np.uint64),
+        parents=np.zeros((count, 2), dtype=np.uint64),
+        places=places,
+        generations=np.ones(count, dtype=np.uint64),
+        depths=np.arange(count),
+        heats=np.zeros(count, dtype=np.uint8),
         length=length,
-        checksum=checksum,
-        stored_length=length,
-        stored_checksum=checksum,
-        generation=1,
-        parent=bytes(16),
         valid_tokens=16,
-        depth=0,
-        hits=0,
         last_s=0.0,
-        heat=0,
+        owner_pid=0,
     )
+    records = pack_many(filling)
+    records["checksum"] = sums
+    return PieceRun(filling.fingerprints, places, length, sources), records
 
 
 @dataclass(slots=True)
@@ -261,19 +277,27 @@ class _ColdCase:
     """A get through a daemon of blocks that it has on NVMe only."""
 
     namespace: Namespace
+    pid: int
     sets: list[Keys]
     sources: list[Bytes]
     targets: list[Bytes]
     turn: Iterator[int]
+    cpu_s: list[float] = field(default_factory=list)
+    """Of the daemon, all threads, a get."""
 
     def get(self) -> float:
         keys = self.sets[next(self.turn)]
         located = self.namespace.locate(keys).tiers
         assert all(tiers & 0x7F == LOCATED_ON_NVME for tiers in located), "a block is not cold"
+        before_s = self._daemon_cpu_s()
         taken = timed(lambda: self._got(keys))
+        self.cpu_s.append(self._daemon_cpu_s() - before_s)
         for source, target in zip(self.sources, self.targets, strict=True):
             assert np.array_equal(source, target), "a cold get gave wrong bytes"
         return taken
+
+    def _daemon_cpu_s(self) -> float:
+        return time.clock_gettime(~self.pid << 3 | 2)  # Linux: the CPU clock of a whole process
 
     def _got(self, keys: Keys) -> None:
         found = self.namespace.get(keys, out=self.targets, load_deadline_s=30.0)
@@ -296,7 +320,9 @@ def _daemon(at: Path | None, block_bytes: int, batch: int) -> Iterator[_ColdCase
             assert namespace.put(keys, sources).committed == batch
             _settled(daemon)
         # what was put first has left memory; a get of each in turn keeps it so, and maps the arena here
-        case = _ColdCase(namespace, sets, sources, targets, cycle(range(SETS)))
+        case = _ColdCase(
+            namespace, daemon.stat().daemon_pid, sets, sources, targets, cycle(range(SETS))
+        )
         for _ in range(SETS):
             case.get()
         yield case
@@ -326,9 +352,8 @@ def _settled(daemon: Daemon) -> None:
     raise RuntimeError(f"blocks are still dirty after seconds={SETTLE_S}")
 
 
-def _all_records(outcomes: Sequence[object]) -> None:
-    faults = [outcome for outcome in outcomes if not isinstance(outcome, Record)]
-    assert not faults, f"first fault of {len(faults)}: {faults[0]}"
+def _all_well(carried: Carried) -> None:
+    assert not carried.faults, f"first fault: {next(iter(carried.faults.values()))}"
 
 
 def random_bytes(size_bytes: int) -> Bytes:

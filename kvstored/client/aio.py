@@ -126,6 +126,7 @@ class AsyncNamespace:
     unpin = _async(Namespace.unpin)
     prefetch = _async(Namespace.prefetch)
     touch = _async(Namespace.touch)
+    report = _async(Namespace.report)
     remove = _async(Namespace.remove)
     clear = _async(Namespace.clear)
     begin_request = _async(Namespace.begin_request)

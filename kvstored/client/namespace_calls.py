@@ -1,6 +1,6 @@
 """The calls of one open namespace that move no bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstored.client.channel import Session
@@ -9,6 +9,7 @@ from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.types import Match
+from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import unpack_u8, unpack_u64
 
@@ -115,6 +116,31 @@ class NamespaceCalls:
                 session=link.session.token, namespace=self.digest, keys=checked(keys).message()
             )
             return link.call("Touch", request, pb.TouchResponse, self._timeout_s(timeout_s)).blocks
+
+    def report(
+        self,
+        keys: Keys,
+        scores: Sequence[float],
+        *,
+        group: str = "",
+        timeout_s: float | None = None,
+    ) -> int:
+        """Tells what the engine's attention selected, one score a key of this group (the first unless given): above 0 counts as a use, 0 does
+        not. Advisory. The selected blocks that were there.
+        """
+        names = [each.name for each in self.spec.groups]
+        if group and group not in names:
+            raise InvalidArgument(f"no such group name={group!r} groups={names}")
+        with self._link(timeout_s) as link:
+            request = pb.ReportRequest(
+                session=link.session.token,
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                scores=scores,
+                group=names.index(group) if group else 0,
+            )
+            answer = link.call("Report", request, pb.ReportResponse, self._timeout_s(timeout_s))
+        return answer.blocks
 
     def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
         """Forgets blocks in every tier; how many there were."""

@@ -255,17 +255,11 @@ class Books(Tables):
             self.consider(copy)
 
     def touch(self, blocks: Rows, event: TouchEvent, now_s: float) -> None:
-        """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first.
-
-        Of the copies of one touch the sparse ones come before the others: they leave memory first, since what is read of them is a
-        selection, and dense rows stay.
-        """
+        """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first."""
         if event is not TouchEvent.STORED:
             self.blocks.hits[blocks] += np.uint32(event is TouchEvent.HIT)
             self.blocks.last_s[blocks] = now_s
-        at = self.copies_of_many(blocks[::-1])
-        if len(at) > 1 and (sparse := self.copies.part[at] == int(Part.SPARSE)).any():
-            at = np.concatenate([at[sparse], at[~sparse]])
+        at = self.copies.as_they_leave(self.copies_of_many(blocks[::-1]))
         if event is TouchEvent.HIT:
             self._forgive(at)
         self.policy.touch(at, event, now_s)
@@ -328,8 +322,10 @@ class Books(Tables):
         for copy in copies[dirty & (table.tier[copies] == int(TierId.DRAM))]:
             self.wait(int(copy))
 
-    def mark_leased(self, copies: Rows, *, leased: bool) -> None:
-        """The first reader of these ready copies of one extent in memory came, or the last one went."""
+    def mark_leased(self, copies: Rows, tier: TierId, *, leased: bool) -> None:
+        """The first reader of these ready copies of one extent came, or the last one went: memory's records say so."""
+        if tier is not TierId.DRAM or not len(copies):
+            return
         pieces = self.copies.first_piece[copies]
         heads = zip(
             self.pieces.segment[pieces].tolist(), self.pieces.start[pieces].tolist(), strict=True

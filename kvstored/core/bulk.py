@@ -107,7 +107,7 @@ def recover_plain(
     blocks = _blocks(books, ns, columns, rows)
     _link(books, ns, columns, rows, blocks)
     copies = _copies(books, tier, ns, columns, rows, blocks)
-    _kids(books, tier, blocks, copies)
+    count_kids(books, tier, blocks, copies)
     if books.layouts[ns].spec.sink_tokens:
         is_root = books.tree.depth[blocks] == 0
         for copy, block in zip(copies[is_root].tolist(), blocks[is_root].tolist(), strict=True):
@@ -226,7 +226,7 @@ def _copies(
     return copies
 
 
-def _kids(books: Books, tier: TierId, blocks: Rows, copies: Rows) -> None:
+def count_kids(books: Books, tier: TierId, blocks: Rows, copies: Rows) -> None:
     """Count the new copies at their parents' copies, and the children that were there before at the new ones."""
     table, tree = books.copies, books.tree
     part = int(table.part[copies[0]])
@@ -234,14 +234,14 @@ def _kids(books: Books, tier: TierId, blocks: Rows, copies: Rows) -> None:
     is_new[blocks] = True
     parents = tree.parent[blocks]
     parents = parents[parents >= 0]
-    above = _copies_in(books, parents[~is_new[parents]], tier, part)
+    above = copies_in(books, parents[~is_new[parents]], tier, part)
     np.add.at(table.kids, above[above >= 0], 1)
     owners, children = tree.children_of_many(blocks)
-    has_copy = _copies_in(books, children, tier, part) >= 0
+    has_copy = copies_in(books, children, tier, part) >= 0
     table.kids[copies] = np.bincount(owners[has_copy], minlength=len(copies))
 
 
-def _copies_in(books: Books, blocks: Rows, tier: TierId, part: int) -> Rows:
+def copies_in(books: Books, blocks: Rows, tier: TierId, part: int) -> Rows:
     """The copy of each block in a tier and part, -1 where there is none."""
     table = books.copies
     at = books.blocks.first_copy[blocks]

@@ -209,16 +209,6 @@ class StoredPiece:
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """A lease in the making. `loads` are new tasks to carry out, `pending` every target copy row (of these and of earlier tasks
-    still under way) to wait for before `grant`."""
-
-    lease: int
-    loads: list[CopyTask]
-    pending: list[int]
-
-
 class ReadPiece(NamedTuple):
     """A readable piece; `copy` is its copy row, for `verified` and `drop_copy`."""
 

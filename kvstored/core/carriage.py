@@ -1,25 +1,27 @@
-"""Tasks that carry copies between tiers: begin, commit, abort; and which copies are written back.
+"""Tasks that carry copies between tiers: begin, commit, abort.
 
-A task reads its source like a lease does and reserves its target; nothing is readable before the commit. One task a target copy.
+A task reads its source like a lease does and reserves its target; nothing is readable before the commit. One task a target copy; those of
+many plain blocks are one run until something happens to one of them.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
-from kvstored.core.columns import CLEAN, DOOMED, READY, WAITING
+from kvstored.core.columnar import Places, no_places
+from kvstored.core.columns import DOOMED, READY, TARGET
+from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.eviction import Evictor
+from kvstored.core.plain import PLAIN_MIN
+from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
+from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import units_of
-from kvstored.core.types import NamespaceId, Part, Place, TierId
+from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId, as_rows
 from kvstored.errors import InvalidArgument
-
-REFUSALS_MAX = 16
-"""Copies without room that one write-back call passes over: others may be smaller, or of the other budget."""
-WAITING_LOOKS_MAX = 4096
-"""Copies that one write-back call looks at."""
 
 
 class Carriage:
@@ -27,11 +29,16 @@ class Carriage:
         self._books = books
         self._evictor = evictor
         self.tasks: dict[int, CopyTask] = {}
-        self._targets: dict[int, int] = {}
+        self.runs: dict[int, CopyRun] = {}
+        """By the first of their ids."""
         self._next_id = 0
 
+    def __len__(self) -> int:
+        """Copies under way."""
+        return len(self.tasks) + sum(map(len, self.runs.values()))
+
     def is_target(self, copy: int) -> bool:
-        return copy in self._targets
+        return copy >= 0 and bool(self._books.copies.flags[copy] & TARGET)
 
     def begin(self, source: int, target: TierId, now_s: float) -> CopyTask | None:
         """None when the target tier has the copy already, or has no room now."""
@@ -54,7 +61,8 @@ class Carriage:
             return None
         for row, place in zip(rows, places, strict=True):
             group, shard = int(books.pieces.group[row]), int(books.pieces.shard[row])
-            books.add_piece(copy, group, shard, int(books.pieces.length[row]), place)
+            piece = books.add_piece(copy, group, shard, int(books.pieces.length[row]), place)
+            books.pieces.checksum[piece] = books.pieces.checksum[row]
         return self._register(source, copy, rows, places)
 
     def _is_vacant(self, source: int, target: TierId, now_s: float) -> bool:
@@ -72,12 +80,15 @@ class Carriage:
 
     def prefetch(
         self, blocks: Sequence[int], target: TierId, now_s: float
-    ) -> tuple[list[CopyTask], list[int]]:
-        """Tasks that bring these readable blocks up to `target`, and the target copies to wait for (those under way included)."""
+    ) -> tuple[list[Copying], list[int]]:
+        """Copies that bring these readable blocks up to `target`, and the target copies to wait for (those under way included)."""
         books = self._books
         if target not in books.space.books:
             raise InvalidArgument(f"no such tier here: tier={target.name.lower()}")
-        tasks: list[CopyTask] = []
+        many = self._prefetch_many(as_rows(blocks), target, now_s)
+        if many is not None:
+            return many
+        tasks: list[Copying] = []
         pending: dict[int, None] = {}
         for block in blocks:
             if books.blocks.ns[block] < 0:
@@ -93,6 +104,99 @@ class Carriage:
                         tasks.append(task)
                         pending[task.target_copy] = None
         return tasks, list(pending)
+
+    def _prefetch_many(
+        self, rows: Rows, target: TierId, now_s: float
+    ) -> tuple[list[Copying], list[int]] | None:
+        """None, with nothing changed but evictions, where the blocks have to go one by one."""
+        books = self._books
+        if len(rows) < PLAIN_MIN or target is not READ_TIER or books.recovering:
+            return None
+        ns = int(books.blocks.ns[rows[0]])
+        found = copies_of_many(books, ns, rows) if books.layouts[ns].is_plain else None
+        if found is None:
+            return None
+        cold, coming = found.cold, found.coming.tolist()
+        if not len(cold):
+            return [], coming
+        if not can_load(books, ns, cold) or not self._evicts_none_of(rows, found):
+            return None
+        above = int(books.tree.parent[rows[0]])
+        if above >= 0:  # the copies to come keep their parent's
+            books.blocks.holds[above] += 1
+        places = self.room_for(cold, target, now_s)
+        loads = [] if places is None else self.load_run(cold, places, np.flatnonzero(found.is_cold))
+        if above >= 0:
+            books.release_hold(above)
+        if places is None:
+            return None
+        return list(loads), [
+            *coming,
+            *(copy for run in loads for copy in run.target_copies.tolist()),
+        ]
+
+    def _evicts_none_of(self, rows: Rows, found: Found) -> bool:
+        """Whether making room for all of them at once evicts what it would for one after the other: nothing, or nothing of this path."""
+        books, cold = self._books, found.cold
+        book = books.space.books[READ_TIER]
+        length = int(books.pieces.length[books.copies.first_piece[cold[0]]])
+        need = units_of(length) * len(cold)
+        over = books.space.over(READ_TIER, Budget.GLOBAL, need)
+        if not over and book.extents.free_units >= need:
+            return True
+        is_path = bool((books.tree.parent[rows[1:]] == rows[:-1]).all())
+        return is_path and bool((found.is_cold | found.is_coming).all())
+
+    # ---- runs
+
+    def room_for(self, sources: Rows, target: TierId, now_s: float) -> Places | None:
+        """Room for these copies, which `can_load`, evicting as for one after the other; for the first ones (perhaps for none) where it does
+        not suffice. None, with nothing changed but evictions, where their places are no single extents."""
+        books = self._books
+        units = units_of(int(books.pieces.length[books.copies.first_piece[sources[0]]]))
+        count = self._evictor.plain_room(target, units, len(sources), now_s)
+        if not count:
+            return no_places()
+        return books.space.take_equal(target, Budget.GLOBAL, units, count)
+
+    def load_run(self, sources: Rows, places: Places, asked: NDArray[np.int64]) -> list[CopyRun]:
+        """The first of these copies come up to memory, as many as there are places."""
+        count = places.size
+        return [self.open_run(sources[:count], READ_TIER, places, asked[:count])] if count else []
+
+    def open_run(
+        self, sources: Rows, target: TierId, places: Places, asked: NDArray[np.int64]
+    ) -> CopyRun:
+        """As `begin` for each of these, at places that were taken for them."""
+        run = begin_run(self._books, sources, target, places, asked, self._next_id + 1)
+        self._next_id += len(run)
+        self.runs[run.first] = run
+        return run
+
+    def cut(self, run: CopyRun, ends: Sequence[int]) -> list[CopyRun]:
+        """The run in parts that end before these, the last of which is its length. From now on each ends by itself."""
+        del self.runs[run.first]
+        begins = [0, *ends[:-1]]
+        parts = [run.part_of(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        self.runs.update((part.first, part) for part in parts)
+        return parts
+
+    def take_apart(self, run: CopyRun) -> list[CopyTask]:
+        """The run as tasks, each of which ends by itself."""
+        del self.runs[run.first]
+        tasks = list(run.each())
+        self.tasks.update((task.id, task) for task in tasks)
+        return tasks
+
+    def commit_run(self, run: CopyRun, kept: Places, now_s: float) -> bool:
+        """As `commit` for each, in order. False, with nothing done, where they have to go one by one."""
+        if not are_untouched(self._books, run):
+            return False
+        del self.runs[run.first]
+        finish_run(self._books, run, kept, now_s)
+        return True
+
+    # ---- single tasks
 
     def _register(self, source: int, copy: int, rows: list[int], places: list[Place]) -> CopyTask:
         books = self._books
@@ -126,7 +230,7 @@ class Carriage:
             generation=int(books.blocks.generation[block]),
         )
         self.tasks[task.id] = task
-        self._targets[copy] = task.id
+        books.copies.flags[copy] |= TARGET
         return task
 
     def commit(self, id_: int, stored: Sequence[StoredPiece], now_s: float) -> None:
@@ -165,67 +269,5 @@ class Carriage:
 
     def _finish(self, id_: int) -> CopyTask:
         task = self.tasks.pop(id_)
-        del self._targets[task.target_copy]
+        self._books.copies.flags[task.target_copy] &= ~TARGET & 0xFF
         return task
-
-    # ---- write-back
-
-    def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
-        """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        copies = self._books.copies
-        state, flags = copies.state[: copies.top], copies.flags[: copies.top]
-        dirty = (
-            (state == READY)
-            & (flags & CLEAN == 0)
-            & (copies.tier[: copies.top] == int(TierId.DRAM))
-        )
-        for copy in np.flatnonzero(dirty).tolist():
-            self._books.wait(copy)
-        return self.write_back(bytes_max, now_s, everything=True)
-
-    def write_back(
-        self, bytes_max: int, now_s: float, *, everything: bool = False
-    ) -> list[CopyTask]:
-        """Tasks that copy dirty blocks to NVMe, oldest first. While the disk has room every block is admitted, later only
-        those that were hit; `everything` admits all."""
-        books = self._books
-        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
-            return []
-        tasks: list[CopyTask] = []
-        looked = begun = 0
-        again: list[int] = []
-        refusals_max = len(books.waiting) if everything else REFUSALS_MAX
-        while books.waiting and begun < bytes_max and looked < WAITING_LOOKS_MAX:
-            copy = books.waiting.popleft()
-            looked += 1
-            if not books.copies.flags[copy] & WAITING:
-                continue
-            books.copies.flags[copy] &= ~WAITING & 0xFF
-            if books.copies.state[copy] != READY or books.copies.flags[copy] & CLEAN:
-                continue
-            if not (everything or self._is_admitted(copy)):
-                continue
-            task = self.begin(copy, TierId.NVME, now_s)
-            if task is None:
-                block, part = int(books.copies.block[copy]), int(books.copies.part[copy])
-                if books.copy_in(block, TierId.NVME, part) < 0:
-                    again.append(copy)
-                    if len(again) >= refusals_max:
-                        break
-                continue
-            tasks.append(task)
-            begun += sum(move.length for move in task.moves)
-        for copy in again:
-            books.wait(copy)
-        return tasks
-
-    def _is_admitted(self, copy: int) -> bool:
-        """One-hit wonders do not push others from a disk that is near its high watermark."""
-        books = self._books
-        book = books.space.books[TierId.NVME]
-        budget = budget_of(int(books.copies.part[copy]))
-        room = int(books.space.limit(TierId.NVME, budget) * book.limits.high)
-        if book.used[budget] + int(books.copies.units[copy]) <= room:
-            return True
-        block = int(books.copies.block[copy])
-        return int(books.blocks.hits[block]) >= book.limits.admit_hits

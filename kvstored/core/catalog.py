@@ -13,9 +13,7 @@ from kvstored.core.asides import Asides, Planned, SetAside
 from kvstored.core.books import Books
 from kvstored.core.calls import (
     Acquire,
-    Acquired,
     Committed,
-    CopyTask,
     Expired,
     Fingerprint,
     Limits,
@@ -32,17 +30,19 @@ from kvstored.core.checks import check
 from kvstored.core.claims import Claims
 from kvstored.core.columnar import AnyEffect, Grant, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
+from kvstored.core.copying import Acquired, Copying
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking, Namespaces
-from kvstored.core.naming import forget_blocks, is_being_put, known_rows, readable_rows
+from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.rights import FillRun
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import Holding, TierUse, TreeNode, Verdict
+from kvstored.core.write_back import WriteBack
 from kvstored.errors import Busy, Conflict, NotFound
 
 
@@ -56,14 +56,15 @@ class Catalog:
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
         self._evictor = Evictor(self.books)
         self._quarantine = Quarantine(self.books)
-        self._carriage = Carriage(self.books, self._evictor)
+        self.carriage = Carriage(self.books, self._evictor)
+        self._write_back = WriteBack(self.books, self.carriage)
         self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self._quarantine, rights)
-        self._leases = Leases(self.books, self._carriage, self._quarantine, first_id)
+        self._leases = Leases(self.books, self.carriage, self._quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
         self.recovery = Recovery(self.books, self._quarantine)
-        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self._carriage)
+        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()
         self._last_session = 0
 
@@ -182,7 +183,7 @@ class Catalog:
             if now != then:
                 raise Conflict(f"generation moved on: index={i} current={now} given={then}")
         for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
-            if row >= 0 and is_being_put(self.books, row, self._carriage.is_target):
+            if row >= 0 and is_being_put(self.books, row, self.carriage.is_target):
                 raise Conflict(f"somebody is writing it: index={i}")
         return self._fills.replace(call, now_s)
 
@@ -232,9 +233,6 @@ class Catalog:
         """All its blocks are visible then. No other call may have come in between."""
         self._sealed(self._asides.put(planned, checksums, now_s))
 
-    def remove(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        return self._forget_blocks(known_rows(self.books, ns, keys), Reason.REMOVED, now_s)
-
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""
         mine = rows[self.books.blocks.ns[rows] == ns]
@@ -279,20 +277,20 @@ class Catalog:
     def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
         return NamespaceId(self._claims.request(session, request_id).ns)
 
-    # ---- copies between tiers
+    # ---- copies between tiers; runs of them: `carriage`
 
     def commit_copy(self, task: int, stored: Sequence[StoredPiece], now_s: float) -> None:
-        self._carriage.commit(task, stored, now_s)
+        self.carriage.commit(task, stored, now_s)
 
     def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
-        self._carriage.abort(task, reason, now_s)
+        self.carriage.abort(task, reason, now_s)
 
-    def write_back(self, bytes_max: int, now_s: float) -> list[CopyTask]:
-        return self._carriage.write_back(bytes_max, now_s)
+    def write_back(self, bytes_max: int, now_s: float) -> list[Copying]:
+        return self._write_back.begin(bytes_max, now_s)
 
-    def flush(self, bytes_max: int, now_s: float) -> list[CopyTask]:
+    def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        return self._carriage.flush(bytes_max, now_s)
+        return self._write_back.flush(bytes_max, now_s)
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
@@ -308,9 +306,9 @@ class Catalog:
 
     def prefetch(
         self, ns: NamespaceId, keys: KeyBatch, target: TierId, now_s: float
-    ) -> tuple[list[CopyTask], list[int]]:
-        """Tasks that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
-        return self._carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
+    ) -> tuple[list[Copying], list[int]]:
+        """Copies that bring the readable keys up to `target`, and the target copies to wait for (those under way included)."""
+        return self.carriage.prefetch(readable_rows(self.books, ns, keys), target, now_s)
 
     # ---- time
 
@@ -345,7 +343,7 @@ class Catalog:
             "leases": len(self._leases.open),
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
-            "tasks": len(self._carriage.tasks),
+            "tasks": len(self.carriage),
             "quarantined": len(self._quarantine),
             "tree_nodes": self.books.tree.node_count,
         }
@@ -373,7 +371,7 @@ class Catalog:
 
     def check(self) -> None:
         """Recompute every derived figure and compare: for tests."""
-        check(self.books, self._fills, self._asides, self._leases, self._claims, self._carriage)
+        check(self.books, self._fills, self._asides, self._leases, self._claims, self.carriage)
 
     # ---- inside
 

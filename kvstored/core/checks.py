@@ -54,6 +54,8 @@ def _check_copies(books: Books, fills: Fills, carriage: Carriage) -> None:
     for fill in fills.open:
         open_fills.update({int(books.pieces.copy[row]) for row in fill.pieces})
     open_fills.update(task.target_copy for task in carriage.tasks.values())
+    for run in carriage.runs.values():
+        open_fills.update(run.target_copies.tolist())
     live = [copy for copy in range(copies.top) if copies.state[copy] != FREE]
     assert len(live) == copies.live
     for copy in live:

@@ -4,7 +4,7 @@ Plain: a block of one piece in one extent (core/plain.py). The same facts, one b
 these into those.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,13 @@ class Places(NamedTuple):
 
     def place(self, i: int) -> Place:
         return (Extent(int(self.segment[i]), int(self.start[i]), int(self.units[i])),)
+
+    def part_of(self, begin: int, end: int) -> "Places":
+        return Places(*(column[begin:end] for column in self))
+
+    def at(self, rows: Sequence[int]) -> "Places":
+        which = np.asarray(rows, dtype=np.int64)
+        return Places(*(column[which] for column in self))
 
 
 def no_places() -> Places:
@@ -118,9 +125,10 @@ class Reserved:
 @dataclass(frozen=True, slots=True)
 class ReadMany:
     """What a lease on plain blocks reads, one row a key: `copies` -1 for a miss, whose reason is in `reasons` by its key's index.
-    `depths`, `tokens`: of each block, of a full one at depth 0 for a miss; `places` says nothing of a miss.
+    `depths`, `tokens`: of each block, of a full one at depth 0 for a miss; `places` says nothing of a miss. `tiers`: where each was
+    before any load.
 
-    All of it lies in memory, and none of it has to be looked at before it is handed out.
+    All of it lies in memory when it is granted, and none of it has to be looked at before it is handed out.
     """
 
     copies: Rows
@@ -130,7 +138,7 @@ class ReadMany:
     places: Places
     lengths: NDArray[np.uint64]
     checksums: NDArray[np.uint64]
-    tier: TierId
+    tiers: NDArray[np.uint8]
     reasons: dict[int, Reason]
 
     @property
@@ -147,9 +155,10 @@ class ReadMany:
         return [self._block(i, copy) for i, copy in enumerate(self.copies.tolist())]
 
     def _block(self, i: int, copy: int) -> ReadBlock:
+        tier = TierId(int(self.tiers[i]))
         if copy < 0:
             reason = self.reasons[i]
-            return ReadBlock(ReadStatus.MISS, self.tier, 0, (None,), False, False, reason)
+            return ReadBlock(ReadStatus.MISS, tier, 0, (None,), False, False, reason)
         piece = ReadPiece(
             group=0,
             shard=0,
@@ -160,7 +169,7 @@ class ReadMany:
         )
         return ReadBlock(
             status=ReadStatus.HIT,
-            tier=self.tier,
+            tier=tier,
             generation=int(self.generations[i]),
             pieces=(piece,),
             unverified=False,
@@ -201,13 +210,18 @@ class FreedMany:
 
 @dataclass(frozen=True, slots=True)
 class VisibleMany:
-    """As `Visible` for plain blocks."""
+    """As `Visible` for plain blocks.
+
+    `lines`: where their records lie in memory, if that is not where they became visible. `is_load`: the bytes came up from a slower tier.
+    """
 
     ns: NamespaceId
     fingerprints: Fingerprints
     tier: TierId
     depths: Rows
     places: Places
+    lines: Places | None = None
+    is_load: bool = False
 
     def each(self) -> Iterator[Visible]:
         for i, fingerprint in enumerate(named(self.fingerprints)):

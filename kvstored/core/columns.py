@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.types import Part
+
 FREE, FILLING, READY, DOOMED = 0, 1, 2, 3
 """States of a copy (and, up to READY, of a piece). DOOMED: forgotten, but its space is still read or written."""
 
-QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING = 1, 2, 4, 8, 16, 32, 64
+QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING, TARGET = 1, 2, 4, 8, 16, 32, 64, 128
 """Flags of a copy: in the policy's order; has a copy in a slower tier; counts as exempt sink; first victim; recovered and not yet
-checked; in space where a late writer may live; waits for write-back."""
+checked; in space where a late writer may live; waits for write-back; is being carried here from another tier."""
 
 
 class Table:
@@ -145,6 +147,14 @@ class Copies(Table):
         "have": (np.uint32, 0),
         "rank": (np.int64, 0),
     }
+
+    def as_they_leave(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Copies of one touch, the tail's first, in the order of their ranks: tier by tier, so that a path's ranks in one tier have no
+        gaps and leave it together; and sparse ones before the others, since what is read of them is a selection: dense rows stay."""
+        if len(rows) < 2:
+            return rows
+        order = 2 * self.tier[rows] + (self.part[rows] != int(Part.SPARSE))
+        return rows if (order == order[0]).all() else rows[np.argsort(order, kind="stable")]
 
 
 class Pieces(Table):

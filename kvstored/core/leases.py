@@ -13,7 +13,6 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import (
     Acquire,
-    Acquired,
     CopyTask,
     Fingerprint,
     ReadBlock,
@@ -25,7 +24,15 @@ from kvstored.core.calls import (
 from kvstored.core.carriage import Carriage
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.columns import FILLING, READY, SUSPECT, UNVERIFIED
-from kvstored.core.plain_reads import READ_TIER, begin_reading, end_reading, read_many
+from kvstored.core.copying import Acquired, Copying, CopyRun
+from kvstored.core.plain_reads import (
+    READ_TIER,
+    Found,
+    begin_reading,
+    end_reading,
+    find_many,
+    read_many,
+)
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Part, Rows, TierId
@@ -69,7 +76,7 @@ class Lease:
         for i, (copy, block) in enumerate(zip(self.many.copies.tolist(), blocks, strict=True)):
             self.blocks.append(block if copy >= 0 else -1)
             self.copies.append((copy,) if copy >= 0 else ())
-            self.tiers.append(READ_TIER)
+            self.tiers.append(TierId(int(self.many.tiers[i])))
             self.reasons.append(self.many.reasons.get(i, Reason.UNKNOWN))
         self.many = None
 
@@ -90,15 +97,15 @@ class Leases:
 
     def acquire(self, call: Acquire, now_s: float) -> Acquired:
         lease = self._begin(call, now_s)
-        loads: list[CopyTask] = []
-        pending: list[int] = []
         rows = self._books.index.find(call.keys.fingerprints)
-        lease.many = read_many(self._books, call, rows, self.miss_reason)
-        if lease.many is not None:
-            self._acquire_many(lease, lease.many, rows, now_s)
-            return Acquired(lease.id, loads, pending)
-        parts = self._parts(call)
         lease.path = self._hold(call, rows)
+        found = find_many(self._books, call, rows)
+        acquired = None if found is None else self._acquire_many(lease, call, rows, found, now_s)
+        if acquired is not None:
+            return acquired
+        loads: list[Copying] = []
+        pending: list[int] = []
+        parts = self._parts(call)
         for i, row in enumerate(rows.tolist()):
             copies, tier, reason = self._read_one(call, i, row, parts, loads, pending, now_s)
             lease.blocks.append(row if copies else -1)
@@ -110,13 +117,24 @@ class Leases:
             self._books.touch(hit, TouchEvent.HIT, now_s)
         return Acquired(lease.id, loads, pending)
 
-    def _acquire_many(self, lease: Lease, many: ReadMany, rows: Rows, now_s: float) -> None:
-        books, hits = self._books, many.hits
-        lease.path = books.path_of(rows[hits])
-        books.hold(lease.path)
-        begin_reading(books, many.copies[hits])
+    def _acquire_many(
+        self, lease: Lease, call: Acquire, rows: Rows, found: Found, now_s: float
+    ) -> Acquired | None:
+        """None, with nothing changed but evictions, where what is cold cannot be brought up as a run."""
+        books, runs = self._books, list[CopyRun]()
+        if len(cold := found.cold):
+            places = self._carriage.room_for(cold, READ_TIER, now_s)
+            if places is None:
+                return None
+            runs = self._carriage.load_run(cold, places, np.flatnonzero(found.is_cold))
+        loading = [copy for run in runs for copy in run.target_copies.tolist()]
+        many = read_many(books, call, rows, found, loading, self.miss_reason)
+        hits = many.hits
+        begin_reading(books, many.copies[hits], READ_TIER)
         if hits.any():
             books.touch(rows[hits], TouchEvent.HIT, now_s)
+        lease.many = many
+        return Acquired(lease.id, list(runs), [*found.coming.tolist(), *loading])
 
     def _hold(self, call: Acquire, rows: Rows) -> Rows:
         """Before anything is loaded: else a load evicts what the next key reads."""
@@ -163,7 +181,7 @@ class Leases:
         i: int,
         row: int,
         parts: tuple[Part, ...],
-        loads: list[CopyTask],
+        loads: list[Copying],
         pending: list[int],
         now_s: float,
     ) -> tuple[tuple[int, ...], TierId, Reason]:
@@ -354,7 +372,7 @@ class Leases:
         if keep and copies:
             self._quarantine.keep_copies(lease.session, tuple(copies), now_s)
         elif lease.many is not None:
-            end_reading(self._books, lease.many.copies[lease.many.hits])
+            end_reading(self._books, lease.many.copies[lease.many.hits], READ_TIER)
         else:
             for copy in copies:
                 self._books.unread(copy)

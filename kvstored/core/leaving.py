@@ -72,6 +72,23 @@ def clean_run(books: Books, victim: int, units: int, count: int) -> Rows:
     return at[: _simple(books, at, run, fine, units)]
 
 
+def drop_path(books: Books, path: Rows, reason: Reason, now_s: float) -> int:
+    """Forget these blocks, leaf first, as far as each is the only child of the next and has but one simple copy, in memory. How many
+    went; none where so few could that they go faster one by one."""
+    copies, tree = books.copies, books.tree
+    if len(path) < MANY or tree.children[path[0]]:
+        return 0
+    goes_on = (tree.parent[path[:-1]] == path[1:]) & (tree.children[path[1:]] == 1)
+    run = path if goes_on.all() else path[: 1 + int(np.argmin(goes_on))]
+    at = books.blocks.first_copy[run]
+    fine = (at >= 0) & (copies.next[at] < 0) & (copies.tier[at] <= int(TierId.DRAM))
+    count = _simple(books, at, run, fine, 1 << 62)
+    if count < MANY:
+        return 0
+    drop_run(books, at[:count], reason, now_s)
+    return count
+
+
 def _followers(books: Books, at: Rows) -> Rows:
     """As many of the copies, from the victim on, as the policy would take; it ends where a block has none."""
     there = at if (at >= 0).all() else at[: int(np.argmax(at < 0))]

@@ -7,8 +7,12 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason, TouchEvent
 from kvstored.core.columns import FILLING
+from kvstored.core.leaving import drop_path
 from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import KeyBatch, NamespaceId, TierId
+from kvstored.core.types import KeyBatch, NamespaceId, Rows, TierId, as_rows
+
+PATH_EVERY = 64
+"""After so many blocks that went one by one, a path is tried again."""
 
 
 def known_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
@@ -16,6 +20,12 @@ def known_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
     rows = books.index.find(keys.fingerprints)
     there = (rows >= 0) & (books.blocks.ns[rows] == ns)
     return list(dict.fromkeys(rows[there].tolist()))
+
+
+def rows_leaf_first(books: Books, ns: NamespaceId, keys: KeyBatch) -> Rows:
+    """The same, deepest first, to forget them in slices."""
+    rows = as_rows(known_rows(books, ns, keys))
+    return rows[np.argsort(-books.tree.depth[rows], kind="stable")]
 
 
 def readable_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
@@ -51,9 +61,23 @@ def is_being_put(books: Books, block: int, is_target: Callable[[int], bool]) -> 
 
 def forget_blocks(books: Books, rows: Sequence[int], reason: Reason, now_s: float) -> int:
     """Drop every copy of these blocks, deepest first; open fills on them are lost when they commit. Answers how many were readable."""
-    forgotten = 0
-    for block in sorted(rows, key=lambda row: -int(books.tree.depth[row])):
-        forgotten += books.blocks.ns[block] >= 0 and books.blocks.fast[block] != NOT_READABLE
+    order = as_rows(rows)
+    order = order[np.argsort(-books.tree.depth[order], kind="stable")]
+    parent, fast = books.tree.parent, books.blocks.fast
+    forgotten = begin = try_from = 0
+    while begin < len(order):
+        is_path = begin + 1 < len(order) and parent[order[begin]] == order[begin + 1]
+        if is_path and begin >= try_from:
+            try_from = begin + PATH_EVERY
+            readable = fast[order[begin:]] != NOT_READABLE
+            if gone := drop_path(books, order[begin:], reason, now_s):
+                forgotten += int(np.count_nonzero(readable[:gone]))
+                begin += gone
+                try_from = begin
+                continue
+        block = int(order[begin])
+        forgotten += books.blocks.ns[block] >= 0 and fast[block] != NOT_READABLE
         for copy in list(books.copies_of(block)):
             books.drop_copy(copy, reason, now_s)
+        begin += 1
     return int(forgotten)

@@ -24,6 +24,7 @@ from kvstored.core.calls import (
 )
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
+from kvstored.core.copying import Copying
 from kvstored.core.keys import root
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, KeyBatch, TierId
@@ -73,7 +74,8 @@ class CoreModel:
         while self._held:
             catalog.complete_request(self._session, self._held.pop(), False, ts_s)
         if self._is_tiered:
-            self._carry(catalog.write_back(WRITE_BACK_BYTES, ts_s), ts_s)
+            while copying := catalog.write_back(WRITE_BACK_BYTES, ts_s):
+                self._carry(copying, ts_s)
         self._account()
         return Served(len(block_ids), hits, put)
 
@@ -138,10 +140,17 @@ class CoreModel:
             ttl_s=TTL_S,
         )
 
-    def _carry(self, tasks: Sequence[CopyTask], ts_s: float) -> None:
-        for task in tasks:
-            stored = [StoredPiece(move.target, move.checksum) for move in task.moves]
-            self.catalog.commit_copy(task.id, stored, ts_s)
+    def _carry(self, copying: Sequence[Copying], ts_s: float) -> None:
+        for each in copying:
+            if isinstance(each, CopyTask):
+                self._commit(each, ts_s)
+            elif not self.catalog.carriage.commit_run(each, each.targets, ts_s):
+                for task in self.catalog.carriage.take_apart(each):
+                    self._commit(task, ts_s)
+
+    def _commit(self, task: CopyTask, ts_s: float) -> None:
+        stored = [StoredPiece(move.target, move.checksum) for move in task.moves]
+        self.catalog.commit_copy(task.id, stored, ts_s)
 
     def _account(self) -> None:
         """Carry out the effects: count evictions, and free what a disk would have to discard first."""

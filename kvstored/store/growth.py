@@ -6,7 +6,6 @@ Memory is committed and files are allocated before the catalog may grant them, s
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError
@@ -16,21 +15,14 @@ from kvstored.store.shell import Shell
 RETRY_S = 15.0
 
 
-class Growing(Protocol):
-    """What a tier that grows has beside `Tier`."""
-
-    def grow(self) -> tuple[int, int]:
-        """One more segment: its number and units. Raises NoSpace."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Grower:
-    """`grew` is called on the loop after each segment, before anything is granted in it; `refused` once for each new refusal."""
+    """`grow` makes one more segment and tells its number and units, in the lane; it may raise NoSpace. `grew` is called on the loop after
+    each segment, before anything is granted in it; `refused` once for each new refusal."""
 
     shell: Shell
     tier: TierId
-    source: Growing
+    grow: Callable[[], tuple[int, int]]
     lane: Lane
     capacity_bytes: int
     segment_bytes: int
@@ -48,7 +40,7 @@ class Grower:
 
     async def grow_once(self) -> None:
         """One segment; raises what the tier raised."""
-        segment, units = await self.lane.submit(self.source.grow, Urgency.BACKGROUND)
+        segment, units = await self.lane.submit(self.grow, Urgency.BACKGROUND)
         self.grew(segment)
         self.shell.catalog.grow(self.tier, segment, units)
         self.shell.apply()

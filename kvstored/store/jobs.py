@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvstored.core.calls import CopyTask
+from kvstored.core.copying import Copying, copies_in
 from kvstored.core.types import KeyBatch, NamespaceId, TierId
 from kvstored.core.usage import lacking
 from kvstored.errors import NotFound
@@ -52,17 +52,17 @@ class Jobs:
     def prefetch(self, tenant: str, ns: NamespaceId, keys: KeyBatch, *, deadline_s: float) -> Job:
         """Begin to load what lies only on NVMe. Batches that have not begun at the deadline (wall seconds) are not loaded."""
         shell = self._shell
-        tasks, _ = shell.catalog.prefetch(ns, keys, TierId.DRAM, shell.now_s())
+        loads, _ = shell.catalog.prefetch(ns, keys, TierId.DRAM, shell.now_s())
         shell.apply()
         without_room = lacking(shell.catalog.books, ns, keys, TierId.DRAM)
         shell.counts["prefetched_blocks", "failed"] += without_room
         self._last += 1
-        blocks = len(tasks) + without_room
+        blocks = sum(map(copies_in, loads)) + without_room
         job = Job(self._last, tenant, deadline_s, blocks=blocks, failed=without_room)
         self._jobs[job.id] = job
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
-        self._carry(job, tasks, keys)
+        self._carry(job, loads, keys)
         return job
 
     def status(self, job: int, tenant: str) -> Job:
@@ -84,8 +84,8 @@ class Jobs:
             found.state = JobState.CANCELLED
         return found
 
-    def _carry(self, job: Job, tasks: Sequence[CopyTask], keys: KeyBatch) -> None:
-        if not tasks:
+    def _carry(self, job: Job, loads: Sequence[Copying], keys: KeyBatch) -> None:
+        if not loads:
             self._end(job)
             return
 
@@ -93,14 +93,15 @@ class Jobs:
             """Asked in the lane: a late answer only loads too much."""
             return job.state is JobState.RUNNING and self._shell.now_s() <= job.deadline_s
 
-        def ended(_: CopyTask, is_there: bool) -> None:
-            job.done += is_there
-            job.failed += not is_there
-            self._shell.counts["prefetched_blocks", "done" if is_there else "failed"] += 1
+        def ended(there: int, failed: int) -> None:
+            job.done += there
+            job.failed += failed
+            self._shell.counts["prefetched_blocks", "done"] += there
+            self._shell.counts["prefetched_blocks", "failed"] += failed
             if job.done + job.failed == job.blocks:
                 self._end(job)
 
-        self._mover.load(tasks, keys, Urgency.BACKGROUND, is_wanted=is_wanted, ended=ended)
+        self._mover.start(loads, Urgency.BACKGROUND, keys=keys, is_wanted=is_wanted, ended=ended)
 
     def _expire(self, job: Job) -> None:
         if job.state is JobState.RUNNING and self._shell.now_s() > job.deadline_s:

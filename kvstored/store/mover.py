@@ -1,25 +1,30 @@
-"""Carries the catalog's copy tasks between DRAM and NVMe.
+"""Carries the catalog's copies between DRAM and NVMe.
 
-A batch of tasks is one call of the tier, in its lane: on the way down that is one group commit. The tier checks the bytes on their way
-against the checksum that the writer gave. Books are closed only in the completion callback, on the loop, when the thread has let go
-of source and target; who waits, waits for the flight.
+A batch of tasks, or a run, is one call of the tier, in its lane: on the way down that is one group commit. The tier checks the bytes on
+their way against the checksum that the writer gave. Books are closed only in the completion callback, on the loop, when the thread has let
+go of source and target; who waits, waits for the flight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
-from kvstored.core.calls import CopyTask, Reason, StoredPiece
+from kvstored.core.calls import CopyTask
+from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.types import KeyBatch, TierId
-from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace
-from kvstored.store.events import EventKind
+from kvstored.errors import Busy, KvstoredError
+from kvstored.store import carrying
+from kvstored.store.carrying import Result, by_task, joined, none_of
+from kvstored.store.closing import Closing
 from kvstored.store.flights import Flights
-from kvstored.store.lane import Ended, Urgency
-from kvstored.store.shell import Shell, fingerprint_bytes
-from kvstored.tiers.base import PieceRef, Tier, ref_of
-from kvstored.tiers.record import Record, State
+from kvstored.store.lane import Ended, Running, Urgency
+from kvstored.store.shell import Shell
+from kvstored.tiers.base import Carried, Tier
 
-Result = Record | KvstoredError
+T = TypeVar("T")
+NOT_WANTED = "the copy is not wanted any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +32,34 @@ class Bounds:
     """How much one lane call carries.
 
     Loads are as long as one system call of the disk: the lane's threads keep several in flight, one decodes while others read, and the
-    first bytes are there soon. Write-back is long, because a commit costs the same whatever it holds.
+    first bytes are there soon. Write-back is long, because a commit costs the same whatever it holds. What is loaded as a run
+    becomes readable in larger parts: that costs the loop a millisecond whatever it holds.
     """
 
     load_bytes: int = 4 << 20
     load_pieces: int = 256
-    store_bytes: int = 128 << 20
-    store_pieces: int = 1024
+    store_bytes: int = 64 << 20
+    store_pieces: int = 2048
+    commit_bytes: int = 64 << 20
+    commit_pieces: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all copies of one `start` have in common. `ended` is called on the loop with how many are there now and how many failed."""
+
+    urgency: Urgency
+    is_wanted: Callable[[], bool]
+    ended: Callable[[int, int], None]
 
 
 class Mover:
-    """`start` never waits and never raises: a task that finds no room in the lane is aborted like one that failed."""
+    """`start` never waits and never raises: a copy that finds no room in the lane is aborted like one that failed."""
 
     def __init__(self, shell: Shell, flights: Flights, bounds: Bounds | None = None) -> None:
         self._shell = shell
         self._flights = flights
+        self._closing = Closing(shell)
         self._bounds = bounds or Bounds()
         self._tasks_now = 0
         self._loading: dict[int, bytes] = {}
@@ -49,186 +67,72 @@ class Mover:
 
     @property
     def tasks_now(self) -> int:
-        """Tasks begun and not ended."""
+        """Copies begun and not ended."""
         return self._tasks_now
 
     def start(
         self,
-        tasks: Sequence[CopyTask],
+        copying: Sequence[Copying],
         urgency: Urgency,
         *,
+        keys: KeyBatch | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
-        ended: Callable[[CopyTask, bool], None] = lambda *_: None,
+        ended: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """Carry `tasks`; `ended` is called on the loop for each with whether its copy is there now.
+        """Carry them; `keys`: of the call that asked for loads, each of which ends in a LOADED or a LOAD_FAILED event.
 
         `is_wanted` is asked in the lane just before a batch begins: a batch that nobody wants any more is aborted untouched.
         """
-        for task in tasks:
-            self._flights.begin(task.target_copy)
-        self._tasks_now += len(tasks)
+        order = Order(urgency, is_wanted, ended)
+        tasks = [each for each in copying if isinstance(each, CopyTask)]
+        if keys is not None and tasks:
+            self._note_keys(tasks, keys)
         for batch in self._batches(tasks):
-            self._submit(batch, urgency, is_wanted, ended)
+            self._submit_tasks(batch, order)
+        for each in copying:
+            if isinstance(each, CopyRun):
+                for part in self._commits(each):
+                    self._submit_run(part, keys, order)
 
-    def load(
-        self,
-        tasks: Sequence[CopyTask],
-        keys: KeyBatch,
-        urgency: Urgency,
-        *,
-        is_wanted: Callable[[], bool] = lambda: True,
-        ended: Callable[[CopyTask, bool], None] = lambda *_: None,
-    ) -> None:
-        """`start` tasks that bring some of `keys` up to DRAM: each ends in a LOADED or a LOAD_FAILED event."""
+    def _note_keys(self, tasks: Sequence[CopyTask], keys: KeyBatch) -> None:
         wanted = {task.fingerprint for task in tasks}
         names = {
             (low, high): keys.key(i)
-            for i, (low, high) in enumerate(keys.fingerprints.tolist() if wanted else ())
+            for i, (low, high) in enumerate(keys.fingerprints.tolist())
             if (low, high) in wanted
         }
         for task in tasks:
             self._loading[task.target_copy] = names[task.fingerprint]
-        self.start(tasks, urgency, is_wanted=is_wanted, ended=ended)
 
-    def _submit(
-        self,
-        batch: list[CopyTask],
-        urgency: Urgency,
-        is_wanted: Callable[[], bool],
-        ended: Callable[[CopyTask, bool], None],
-    ) -> None:
-        carry = self._load if batch[0].target is TierId.DRAM else self._store
+    # ---- tasks
+
+    def _submit_tasks(self, batch: list[CopyTask], order: Order) -> None:
+        arena, disk = self._shell.tiers.arena, self._disk()
+        carry = carrying.load if batch[0].target is TierId.DRAM else carrying.store
 
         def work() -> list[Result]:
-            if not is_wanted():
-                return [Busy("the copy is not wanted any more")] * sum(len(t.moves) for t in batch)
-            return carry(batch)
-
-        try:
-            running = self._shell.tiers.disk_lane.submit(work, urgency)
-        except Busy as error:
-            self._land(batch, Ended(None, error), ended)
-            return
-        shell, begun_s = self._shell, self._shell.elapsed_s()
+            if not order.is_wanted():
+                return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
+            return carry(arena, disk, batch)
 
         def landed(end: Ended[list[Result]]) -> None:
-            shell.metrics.copy_seconds[batch[0].target].observe(shell.elapsed_s() - begun_s)
-            self._land(batch, end, ended)
+            self._report(end.error)
+            there = 0
+            for task, results in _results_of(batch, end):
+                key = self._loading.pop(task.target_copy, b"")
+                there += self._closing.task(task, results, key)
+                self._flights.land([task.target_copy])
+            self._end(order, there, len(batch))
 
-        running.when_ended(landed)
-
-    def _load(self, batch: list[CopyTask]) -> list[Result]:
-        """In the lane: NVMe -> DRAM, straight into the arena."""
-        arena, disk = self._shell.tiers.arena, self._disk()
-        return disk.read(
-            [
-                (
-                    PieceRef(fingerprint_bytes(task.fingerprint), move.group, move.shard),
-                    move.source,
-                    arena.views(move.target, move.length),
-                )
-                for task in batch
-                for move in task.moves
-            ]
-        )
-
-    def _store(self, batch: list[CopyTask]) -> list[Result]:
-        """In the lane: DRAM -> NVMe, one group commit. Of a task that failed in part nothing stays behind."""
-        arena, disk = self._shell.tiers.arena, self._disk()
-        results = disk.write(
-            [
-                (
-                    replace(
-                        arena.record_at(move.source),
-                        place=move.target,
-                        checksum=move.checksum,
-                        hits=task.hits,
-                        heat=int(task.heat),
-                        generation=task.generation,
-                        leased=False,
-                        owner_pid=0,
-                    ),
-                    arena.views(move.source, move.length),
-                )
-                for task in batch
-                for move in task.moves
-            ]
-        )
-        orphans = [
-            (ref_of(record), record.place)
-            for _, ends in _by_task(batch, results)
-            if any(isinstance(end, KvstoredError) for end in ends)
-            for record in ends
-            if isinstance(record, Record)
-        ]
-        if orphans:
-            disk.discard(orphans)
-        return results
-
-    def _land(
-        self,
-        batch: list[CopyTask],
-        end: Ended[list[Result]],
-        ended: Callable[[CopyTask, bool], None],
-    ) -> None:
-        """On the loop, after the thread let go: close the books of each task and tell who waits."""
-        if end.error is not None and not isinstance(end.error, KvstoredError):
-            self._shell.report("copy failed", end.error)
-        for task, results in _results_of(batch, end):
-            self._tasks_now -= 1
-            is_there = self._close(task, results)
-            self._tell_if_failed(task, is_there)
-            self._flights.land(task.target_copy)
-            ended(task, is_there)
-
-    def _close(self, task: CopyTask, results: Sequence[Result | BaseException]) -> bool:
-        shell = self._shell
-        faults = [result for result in results if not isinstance(result, Record)]
-        records = [result for result in results if isinstance(result, Record)]
-        direction = f"{task.source.name.lower()}:{task.target.name.lower()}"
-        if not faults and task.target is TierId.DRAM and not _same_bytes(task, records):
-            faults.append(Corrupt("the stored piece is not the one that the books name"))
-        if faults:
-            shell.counts["copy_failures", f"{direction}:{type(faults[0]).__name__}"] += 1
-            reason = _reason_of(faults)
-            shell.counts["corrupt_copies", task.source.name.lower()] += reason is Reason.CORRUPT
-            shell.catalog.abort_copy(task.id, reason, shell.now_s())
-            shell.apply()
-            return False
-        if task.target is TierId.DRAM:
-            arena = shell.tiers.arena
-            arena.mark_filling(_arena_records(task, records))
-            arena.mark_ready([(m.target, m.checksum) for m in task.moves])
-            stored = [StoredPiece(m.target, m.checksum) for m in task.moves]
-        else:
-            stored = [StoredPiece(r.place, r.checksum) for r in records]
-            shell.counts["stored_bytes", ""] += sum(r.stored_length for r in records)
-        shell.catalog.commit_copy(task.id, stored, shell.now_s())
-        shell.apply(moved=records[0])
-        shell.counts["copies", direction] += 1
-        shell.counts["copy_bytes", direction] += sum(m.length for m in task.moves)
-        return True
-
-    def _tell_if_failed(self, task: CopyTask, is_there: bool) -> None:
-        """Who was answered PENDING waits for an event."""
-        key = self._loading.pop(task.target_copy, b"")
-        layout = self._shell.layouts.get(task.ns)
-        if not is_there and task.target is TierId.DRAM and layout is not None:
-            self._shell.events.add(
-                EventKind.LOAD_FAILED,
-                digest=layout.digest,
-                key=key,
-                tier=task.target,
-                parent=fingerprint_bytes(task.parent),
-                depth_blocks=task.depth,
-            )
+        for task in batch:
+            self._flights.begin([task.target_copy])
+        self._tasks_now += len(batch)
+        self._submit(work, order, batch[0].target, landed)
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""
         for target, run in groupby(tasks, key=lambda task: task.target):
-            is_load = target is TierId.DRAM
-            bytes_max = self._bounds.load_bytes if is_load else self._bounds.store_bytes
-            pieces_max = self._bounds.load_pieces if is_load else self._bounds.store_pieces
+            bytes_max, pieces_max = self._most(target)
             batch: list[CopyTask] = []
             size = pieces = 0
             for task in run:
@@ -241,60 +145,103 @@ class Mover:
             if batch:
                 yield batch
 
+    # ---- runs
+
+    def _submit_run(self, run: CopyRun, keys: KeyBatch | None, order: Order) -> None:
+        """In as many lane calls as it takes; its books are closed when the last has landed."""
+        calls = [run.part_of(begin, end) for begin, end in self._stretches(run)]
+        came: dict[int, Carried] = {}
+
+        def key_of(i: int) -> bytes:
+            return keys.key(int(run.asked[i])) if keys is not None else b""
+
+        def landed(at: int, end: Ended[Carried]) -> None:
+            self._report(end.error)
+            came[at] = end.unwrap() if end.error is None else none_of(len(calls[at]), end.error)
+            if len(came) == len(calls):
+                whole = joined([came[i] for i in range(len(calls))])
+                there = self._closing.run(run, whole, key_of)
+                self._flights.land(copies)
+                self._end(order, there, len(run))
+
+        copies = run.target_copies.tolist()
+        self._flights.begin(copies)
+        self._tasks_now += len(run)
+        for at, call in enumerate(calls):
+            self._submit(self._work_of(call, order), order, run.target, partial(landed, at))
+
+    def _work_of(self, run: CopyRun, order: Order) -> Callable[[], Carried]:
+        arena, disk = self._shell.tiers.arena, self._disk()
+        carry = carrying.load_run if run.target is TierId.DRAM else carrying.store_run
+
+        def work() -> Carried:
+            if not order.is_wanted():
+                raise Busy(NOT_WANTED)
+            return carry(arena, disk, run)
+
+        return work
+
+    def _stretches(self, run: CopyRun) -> list[tuple[int, int]]:
+        """Of one lane call each."""
+        bytes_max, pieces_max = self._most(run.target)
+        most = max(1, min(pieces_max, bytes_max // run.length))
+        return [(begin, min(begin + most, len(run))) for begin in range(0, len(run), most)]
+
+    def _commits(self, run: CopyRun) -> list[CopyRun]:
+        """Parts that become readable together."""
+        bounds = self._bounds
+        most = max(1, min(bounds.commit_pieces, bounds.commit_bytes // run.length))
+        if len(run) <= most:
+            return [run]
+        ends = [*range(most, len(run), most), len(run)]
+        return self._shell.catalog.carriage.cut(run, ends)
+
+    # ---- both
+
+    def _submit(
+        self,
+        work: Callable[[], T],
+        order: Order,
+        target: TierId,
+        landed: Callable[[Ended[T]], None],
+    ) -> None:
+        shell = self._shell
+        try:
+            running: Running[T] = shell.tiers.disk_lane.submit(work, order.urgency)
+        except Busy as error:
+            landed(Ended(None, error))
+            return
+        begun_s = shell.elapsed_s()
+
+        def observed(end: Ended[T]) -> None:
+            shell.metrics.copy_seconds[target].observe(shell.elapsed_s() - begun_s)
+            landed(end)
+
+        running.when_ended(observed)
+
+    def _end(self, order: Order, there: int, count: int) -> None:
+        self._tasks_now -= count
+        order.ended(there, count - there)
+
+    def _report(self, error: BaseException | None) -> None:
+        """What is no fault of the world's."""
+        if error is not None and not isinstance(error, KvstoredError):
+            self._shell.report("copy failed", error)
+
+    def _most(self, target: TierId) -> tuple[int, int]:
+        bounds = self._bounds
+        if target is TierId.DRAM:
+            return bounds.load_bytes, bounds.load_pieces
+        return bounds.store_bytes, bounds.store_pieces
+
     def _disk(self) -> Tier:
         return self._shell.tiers.tier(TierId.NVME)
-
-
-def _by_task(
-    batch: Sequence[CopyTask], results: Sequence[Result]
-) -> Iterator[tuple[CopyTask, Sequence[Result]]]:
-    begin = 0
-    for task in batch:
-        yield task, results[begin : begin + len(task.moves)]
-        begin += len(task.moves)
 
 
 def _results_of(
     batch: Sequence[CopyTask], end: Ended[list[Result]]
 ) -> Iterator[tuple[CopyTask, Sequence[Result | BaseException]]]:
     if end.error is None:
-        return _by_task(batch, end.unwrap())
+        return by_task(batch, end.unwrap())
     error = end.error
     return ((task, [error]) for task in batch)
-
-
-def _same_bytes(task: CopyTask, records: Sequence[Record]) -> bool:
-    """The tier checked bytes against its own record; this checks that record against the books."""
-    return all(
-        record.checksum == move.checksum and record.length == move.length
-        for record, move in zip(records, task.moves, strict=True)
-    )
-
-
-def _reason_of(faults: Sequence[BaseException]) -> Reason:
-    """CORRUPT, which drops the source too, only where the bytes are bad."""
-    if any(isinstance(fault, Corrupt) for fault in faults):
-        return Reason.CORRUPT
-    return Reason.NO_SPACE if isinstance(faults[0], NoSpace) else Reason.IO_ERROR
-
-
-def _arena_records(task: CopyTask, records: Sequence[Record]) -> list[Record]:
-    return [
-        replace(
-            record,
-            place=move.target,
-            stored_length=record.length,
-            stored_checksum=record.checksum,
-            codec=0,
-            generation=task.generation,
-            heat=int(task.heat),
-            hits=task.hits,
-            depth=task.depth,
-            valid_tokens=task.valid_tokens,
-            parent=fingerprint_bytes(task.parent),
-            leased=False,
-            owner_pid=0,
-            state=State.FILLING,
-        )
-        for record, move in zip(records, task.moves, strict=True)
-    ]

@@ -34,7 +34,7 @@ class Reads:
         shell = self._shell
         acquired = shell.catalog.acquire(call, shell.now_s())
         shell.apply()
-        self._mover.load(acquired.loads, call.keys, Urgency.DEMAND)
+        self._mover.start(acquired.loads, Urgency.DEMAND, keys=call.keys)
         try:
             await self._flights.wait(acquired.pending, wait_s)
             grant = shell.catalog.grant(acquired.lease, shell.now_s())

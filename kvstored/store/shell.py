@@ -13,12 +13,13 @@ from kvstored.clock import Clock
 from kvstored.core.calls import Fingerprint, Freed, Hidden, Leased, Linked, Reason, Visible
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import FreedMany, Places, VisibleMany
-from kvstored.core.types import Layout, NamespaceId, Place, TierId
+from kvstored.core.types import Layout, NamespaceId, Place, Rows, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.errors import KvstoredError
 from kvstored.metrics import Metrics
 from kvstored.store.events import EventKind, Events
 from kvstored.store.lane import Ended, Lane, Urgency
+from kvstored.store.pace import Pace
 from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, PieceRef, Tier
@@ -26,8 +27,6 @@ from kvstored.tiers.projection import Projection
 from kvstored.tiers.record import Record
 
 DISCARD_BATCH_PIECES = 4096
-CLEAR_SLICE_BLOCKS = 256
-"""Blocks that are forgotten in one turn of the loop: some ten milliseconds."""
 
 _KINDS = {
     Reason.REMOVED: EventKind.REMOVED,
@@ -142,13 +141,23 @@ class Shell:
 
     async def clear(self, ns: NamespaceId) -> int:
         """Forget the blocks of a namespace in slices, between which others are served."""
-        rows = blocks_in(self.catalog.books, ns)
-        blocks = 0
-        for begin in range(0, len(rows), CLEAR_SLICE_BLOCKS):
-            part = rows[begin : begin + CLEAR_SLICE_BLOCKS]
+        return await self.forget(ns, blocks_in(self.catalog.books, ns))
+
+    async def forget(self, ns: NamespaceId, rows: Rows) -> int:
+        """The same for these blocks of it, deepest first; not for those that took their rows meanwhile. Blocks that were readable."""
+        index = self.catalog.books.index
+        names = index.fingerprints[rows]
+        blocks, begin, pace = 0, 0, Pace()
+        while begin < len(rows):
+            end, begun_s = min(begin + pace.step, len(rows)), self.elapsed_s()
+            part = rows[begin:end]
+            part = part[(index.fingerprints[part] == names[begin:end]).all(axis=1)]
             blocks += self.catalog.clear_rows(ns, part, self.now_s())
             self.apply()
-            await asyncio.sleep(0)
+            begin = end
+            pace.took(self.elapsed_s() - begun_s)
+            if begin < len(rows):
+                await asyncio.sleep(0)
         return blocks
 
     def discard(self) -> None:
@@ -241,9 +250,9 @@ class Shell:
         layout = self.layouts.get(visible.ns)
         if layout is None:
             return
-        lines = self.tiers.arena.lineages(visible.places)
+        lines = self.tiers.arena.lineages(visible.lines or visible.places)
         self.events.add_run(
-            EventKind.STORED,
+            EventKind.LOADED if visible.is_load else EventKind.STORED,
             digest=layout.digest,
             tier=visible.tier,
             keys=lines.keys,

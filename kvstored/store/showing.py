@@ -16,6 +16,9 @@ from kvstored.core.types import Layout, NamespaceId, Place, TierId
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.projection import Projection
 
+LATER_SLICE = 256
+"""Blocks that are shown in one turn of the loop."""
+
 
 class Showing:
     """Single blocks are gathered, in order, until `settle`."""
@@ -47,7 +50,7 @@ class Showing:
         if places.size:
             self._later.append(places)
             try:
-                asyncio.get_running_loop().call_soon(self.catch_up)
+                asyncio.get_running_loop().call_soon(self._catch_up_a_little)
             except RuntimeError:  # nobody waits where no loop runs
                 self.catch_up()
 
@@ -56,6 +59,17 @@ class Showing:
         later, self._later = self._later, []
         for places in later:
             self._projection.publish(self._arena.heads(places), places)
+
+    def _catch_up_a_little(self) -> None:
+        """A millisecond's worth, so that whoever waits is answered in between."""
+        if not self._later:
+            return
+        places = self._later.pop(0)
+        if places.size > LATER_SLICE:
+            self._later.insert(0, places.part_of(LATER_SLICE, places.size))
+            asyncio.get_running_loop().call_soon(self._catch_up_a_little)
+        now = places.part_of(0, LATER_SLICE)
+        self._projection.publish(self._arena.heads(now), now)
 
     def show(self, visible: Visible) -> None:
         if visible.tier is TierId.DRAM and self.is_shown(visible.ns):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
-from kvstored.core.naming import count_reads
+from kvstored.core.naming import count_reads, rows_leaf_first
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.store.clients import Clients
@@ -153,13 +153,13 @@ class Store:
 
     # ---- forgetting and touching
 
-    def remove(self, layout: Layout, keys: KeyBatch) -> int:
-        blocks = self.shell.catalog.remove(layout.id, keys, self.shell.now_s())
-        self.shell.apply()
-        return blocks
+    async def remove(self, layout: Layout, keys: KeyBatch) -> int:
+        """Blocks that were readable. Many go in slices, leaf first; all are gone when it returns."""
+        rows = rows_leaf_first(self.shell.catalog.books, layout.id, keys)
+        return await self.shell.forget(layout.id, rows)
 
     async def clear(self, layout: Layout) -> int:
-        """Blocks that were readable. A block that is put meanwhile may go as well."""
+        """Blocks that were readable."""
         blocks = await self.shell.clear(layout.id)
         self.shell.events.add(EventKind.CLEARED, digest=layout.digest)
         return blocks
@@ -218,18 +218,22 @@ class Store:
             counts["flops_saved", ""] += _flops(spec, depths[hits], tokens[hits])
 
     def _count_many(self, many: ReadMany, call: Acquire, layout: Layout) -> None:
-        """The same of plain blocks in one tier."""
-        counts, hits, where = self.shell.counts, many.hits, many.tier.name.lower()
-        counts["read_keys_hit", where] += int(np.count_nonzero(hits))
+        """The same of plain blocks."""
+        counts, hits, tokens = self.shell.counts, many.hits, many.tokens
+        by_tier = np.bincount(many.tiers[hits], minlength=len(TierId)).tolist()
+        tokens_by_tier = np.bincount(many.tiers[hits], tokens[hits], len(TierId)).tolist()
+        for tier, keys in zip(TierId, by_tier, strict=True):
+            if keys:
+                counts["read_keys_hit", tier.name.lower()] += keys
         counts["read_bytes", ""] += int(many.lengths.sum())
         for reason in many.reasons.values():
             counts["read_keys_miss", reason.value] += 1
         if call.shard:
             return
-        tokens = many.tokens
-        hit_tokens = int(tokens[hits].sum())
-        counts["read_tokens", "hit"] += hit_tokens
-        counts["hit_tokens", where] += hit_tokens
+        counts["read_tokens", "hit"] += int(tokens[hits].sum())
+        for tier, hit_tokens in zip(TierId, tokens_by_tier, strict=True):
+            if hit_tokens:
+                counts["hit_tokens", tier.name.lower()] += int(hit_tokens)
         for i, reason in many.reasons.items():
             counts["read_tokens", "miss"] += int(tokens[i])
             counts["miss_tokens", reason.value] += int(tokens[i])

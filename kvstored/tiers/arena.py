@@ -7,7 +7,7 @@ others block and belong to the lane. A place's head record is the one at its fir
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +22,27 @@ from kvstored.errors import (
     NotFound,
     StateMismatch,
 )
-from kvstored.paging import HUGE_BYTES, HugePages
-from kvstored.tiers import marks
+from kvstored.paging import HUGE_BYTES, HugePages, Populate
+from kvstored.tiers import base, marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views, batch_of, ref_of
+from kvstored.tiers.base import (
+    Carried,
+    Counters,
+    Link,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Views,
+    ref_of,
+)
 from kvstored.tiers.marks import Lineages
 from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, FillingColumns, Record, Records, State
 from kvstored.tiers.segment import Segment
 
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """Segments taken over as (segment, units), and descriptor names that were refused, each with its reason; those are closed."""
-
-    segments: tuple[tuple[int, int], ...]
-    refused: tuple[tuple[str, str], ...]
 
 
 class Arena:
@@ -69,6 +70,7 @@ class Arena:
         self._available_bytes = available_bytes
         self._reserve_bytes = reserve_bytes
         self._grow_lock = threading.Lock()
+        self._populate = Populate()
         self._segments: dict[int, Segment] = {}  # exchanged, never changed: other threads walk it
         self._adopted: set[int] = set()
 
@@ -86,7 +88,13 @@ class Arena:
             self._segments = {**self._segments, number: segment}
         return number, self._units
 
-    def adopt(self, fds: Mapping[str, int]) -> Adopted:
+    def grow_mapped(self) -> tuple[int, int]:
+        """The same with all its pages mapped into this process: a quarter of a second a GiB, which what comes from a disk saves."""
+        number, units = self.grow()
+        self._populate.all(self._segments[number].bytes)
+        return number, units
+
+    def adopt(self, fds: Mapping[str, int]) -> shared.Adopted:
         """Take over the segments of an earlier process from its named descriptors; other names are left alone.
 
         Owns every segment descriptor from here on. Contents are read by `scan`.
@@ -105,23 +113,21 @@ class Arena:
             self._segments = {**self._segments, segment.number: segment}
             self._adopted.add(segment.number)
             taken.append((segment.number, segment.units))
-        return Adopted(tuple(taken), tuple(refused))
+        return shared.Adopted(tuple(taken), tuple(refused))
 
     def fds(self) -> dict[str, int]:
         """Every descriptor that must outlive this process, by its name in the descriptor store."""
-        named: dict[str, int] = {}
-        for segment in self._segments.values():
-            bytes_name, table_name = segment.names
-            named[bytes_name] = segment.bytes_fd
-            named[table_name] = segment.table_fd
-        return named
+        return {
+            name: fd
+            for each in self._segments.values()
+            for name, fd in zip(each.names, (each.bytes_fd, each.table_fd), strict=True)
+        }
 
     def segment_fd(self, number: int) -> int:
         """The descriptor that a client maps; stays the arena's."""
-        segment = self._segments.get(number)
-        if segment is None:
+        if number not in self._segments:
             raise NotFound(f"no such segment: segment={number}")
-        return segment.bytes_fd
+        return self._segments[number].bytes_fd
 
     def segments(self) -> list[tuple[int, int]]:
         return [(segment.number, segment.units) for segment in self._segments.values()]
@@ -163,6 +169,14 @@ class Arena:
                 table = self._segments[extent.segment].table
                 table[extent.start * RECORD_BYTES + layout.STATE_OFFSET] = State.FREE
 
+    def slots(self, places: Places) -> list[NDArray[np.uint8]]:
+        """All bytes of each place, of one extent each, as one writable view."""
+        return marks.slots(self._segments, places)
+
+    def put_many(self, records: Records, places: Places) -> None:
+        """Records of pieces that are about to be ready, state FILLING, at their places of one extent each."""
+        marks.put(self._segments, records, places)
+
     def fill_many(self, filling: FillingColumns) -> None:
         """`mark_filling` for many plain pieces."""
         marks.fill(self._segments, filling)
@@ -194,8 +208,7 @@ class Arena:
 
     def record_at(self, place: Place) -> Record:
         """The record of exactly this place, whatever its state; raises Corrupt when there is none."""
-        head = place[0]
-        at = head.start * RECORD_BYTES
+        head, at = place[0], place[0].start * RECORD_BYTES
         return layout.unpack(self._segments[head.segment].table[at : at + RECORD_BYTES], place)
 
     def key_at(self, place: Place) -> bytes:
@@ -237,6 +250,12 @@ class Arena:
     def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
         return [self._read(ref, place, target) for ref, place, target in items]
 
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        return base.write_each(self, run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return base.read_each(self, run)
+
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         found = [self._live_record(ref, place) for ref, place in items]
         self.mark_free([record.place for record in found if record])
@@ -251,7 +270,7 @@ class Arena:
         number, first = cursor >> _ROW_BITS, cursor & _ROW_MASK
         following = sorted(n for n in self._segments if n >= number)
         if not following:
-            return batch_of(
+            return base.batch_of(
                 np.zeros(0, dtype=layout.RECORD), [], cursor=cursor, done=True, rejected=0
             )
         segment = self._segments[following[0]]
@@ -261,15 +280,14 @@ class Arena:
             (rows["state"] != State.FREE) & (rows["state"] != State.CONTINUED)
         )
         places, kept = self._places_of(segment, start, rows, candidates)
-        rejected = len(candidates) - len(kept)
-        if rejected and segment.number in self._adopted:
+        if (rejected := len(candidates) - len(kept)) and segment.number in self._adopted:
             segment.rows["state"][start + np.setdiff1d(candidates, kept)] = State.FREE
         following_row = start + len(rows)
         if following_row < segment.units:
             cursor, done = segment.number << _ROW_BITS | following_row, False
         else:
             cursor, done = (segment.number + 1) << _ROW_BITS, len(following) == 1
-        return batch_of(rows[kept], places, cursor=cursor, done=done, rejected=rejected)
+        return base.batch_of(rows[kept], places, cursor=cursor, done=done, rejected=rejected)
 
     def close(self) -> None:
         """Close all descriptors; views that are still held stay mapped until dropped."""

@@ -1,4 +1,4 @@
-"""What every tier promises: five blocking list-form calls on pieces, and the values they take and give.
+"""What every tier promises: five blocking list-form calls on pieces, two of them also by columns, and the values they take and give.
 
 A tier moves bytes and decides nothing. It blocks, so it is called only from its own lane. Items of one call fare independently: each
 gets a record or the error that befell it, in the order of the items. Only a bug raises.
@@ -11,9 +11,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.types import Place
+from kvstored.core.columnar import Places
+from kvstored.core.types import Fingerprints, Place
 from kvstored.errors import KvstoredError
-from kvstored.tiers.record import Record, Records
+from kvstored.tiers.record import RECORD, Record, Records, unpack
+from kvstored.tiers.record_runs import packed
 
 Views = Sequence[NDArray[np.uint8]]
 """Bytes of one piece in memory: one-dimensional uint8 arrays that follow each other, as `Arena.views` cuts them."""
@@ -67,6 +69,39 @@ class ScanBatch:
     left: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PieceRun:
+    """Plain pieces (group 0 of shard 0) of one length, each in one extent of whole units: what comes by the thousand.
+
+    `slots`: memory of each, as large as its extent and aligned to units. What lies there behind its length does not matter, and may be
+    written to.
+    """
+
+    fingerprints: Fingerprints
+    places: Places
+    length: int
+    slots: Sequence[NDArray[np.uint8]]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def ref(self, i: int) -> PieceRef:
+        return PieceRef(self.fingerprints[i].tobytes(), 0, 0)
+
+    def views(self, i: int) -> Views:
+        return [self.slots[i][: self.length]]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What came of a run: the records as they lie in the tier, the units of each place that are in use, and what befell which item; a
+    record of such an item says nothing."""
+
+    records: Records
+    units: NDArray[np.int64]
+    faults: dict[int, KvstoredError]
+
+
 class Tier(Protocol):
     def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
         """Store each piece at its record's place; durable when it returns.
@@ -83,6 +118,14 @@ class Tier(Protocol):
         """
         ...
 
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        """As `write` for each piece, whose record names its place."""
+        ...
+
+    def read_run(self, run: PieceRun) -> Carried:
+        """As `read` for each piece."""
+        ...
+
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         """Forget each piece if it is still the one at this place; durable when it returns. Gives the record that was there.
 
@@ -97,6 +140,37 @@ class Tier(Protocol):
     def close(self) -> None:
         """Let go of files and memory; what was durable stays."""
         ...
+
+
+def write_each(tier: Tier, run: PieceRun, records: Records) -> Carried:
+    """`write_run` of a tier that has no faster way."""
+    unpacked = [unpack(records[i].tobytes(), run.places.place(i)) for i in range(len(run))]
+    return carried(run, tier.write([(each, run.views(i)) for i, each in enumerate(unpacked)]))
+
+
+def read_each(tier: Tier, run: PieceRun) -> Carried:
+    """`read_run` of a tier that has no faster way."""
+    return carried(
+        run, tier.read([(run.ref(i), run.places.place(i), run.views(i)) for i in range(len(run))])
+    )
+
+
+def carried(run: PieceRun, outcomes: Sequence[Record | KvstoredError]) -> Carried:
+    records, units = np.zeros(len(run), dtype=RECORD), run.places.units.copy()
+    faults: dict[int, KvstoredError] = {}
+    for i, outcome in enumerate(outcomes):
+        if isinstance(outcome, Record):
+            records[i] = packed(outcome)
+            units[i] = outcome.place[0].units
+        else:
+            faults[i] = outcome
+    return Carried(records, units, faults)
+
+
+def failed(run: PieceRun, error: KvstoredError) -> Carried:
+    """Nothing of the run was carried."""
+    nothing = np.zeros(len(run), dtype=RECORD)
+    return Carried(nothing, run.places.units, dict.fromkeys(range(len(run)), error))
 
 
 def ref_of(record: Record) -> PieceRef:

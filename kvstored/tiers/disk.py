@@ -23,15 +23,27 @@ from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
 from kvstored.tiers import record as layout
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Counters, Link, PieceRef, ScanBatch, Views
+from kvstored.tiers.base import (
+    Carried,
+    Counters,
+    Link,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Views,
+    failed,
+    write_each,
+)
 from kvstored.tiers.disk_env import KEY_END, Change, RecordEnv, key_of
+from kvstored.tiers.disk_runs import DiskRuns
 from kvstored.tiers.disk_scan import columns_of
-from kvstored.tiers.record import RECORD_BYTES, Record, State
+from kvstored.tiers.record import RECORD_BYTES, Record, Records, State
 from kvstored.tiers.slabs import Job, SlabIo, Slabs, Staged
 
 SLAB_BYTES = 1 << 30
 PAUSE_S = 30.0
 _INDEX = "index"
+_READ_ONLY = "disk tier is read-only for a while after a failed write"
 _WINDOW_BYTES = 64 << 20
 """Bytes of pieces that are staged in memory at once; a larger piece goes alone."""
 T = TypeVar("T")
@@ -85,6 +97,7 @@ class Disk:
             except BaseException:
                 self._slabs.close()
                 raise
+            self._runs = DiskRuns(self._env, self._slabs, self._failed, self._pause)
         except OSError as error:
             raise slabs.translated(error, f"cannot open the disk tier: {directory=!s}") from error
 
@@ -114,7 +127,7 @@ class Disk:
     def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
         with self._write_lock:
             if self.is_read_only():
-                error = Unavailable("disk tier is read-only for a while after a failed write")
+                error = Unavailable(_READ_ONLY)
                 return [error for _ in items]
             outcomes: list[Record | KvstoredError] = []
             for window in _windows(items, lambda item: item[0].length):
@@ -136,6 +149,17 @@ class Disk:
         for window in _windows(range(len(items)), sizes.__getitem__):
             self._payload_read(window, items, outcomes)
         return outcomes
+
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        if self._options.codec is not Codec.RAW:
+            return write_each(self, run, records)
+        with self._write_lock:
+            if self.is_read_only():
+                return failed(run, Unavailable(_READ_ONLY))
+            return self._runs.write(run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return self._runs.read(run, self.read)
 
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         """As every tier's; raises NoSpace or Unavailable when the index cannot be written: what was not forgotten is still there."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import lmdb
+import numpy as np
 
-from kvstored.core.types import UNIT_BYTES
+from kvstored.core.types import UNIT_BYTES, Fingerprints
 from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace, StateMismatch, Unavailable
 from kvstored.tiers import record as layout
 from kvstored.tiers.base import PieceRef, ref_of
@@ -88,15 +89,25 @@ class RecordEnv:
             values = [txn.get(key_of(ref)) for ref in refs]
         return [_parsed(ref, value) for ref, value in zip(refs, values, strict=True)]
 
+    def values(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The raw values of distinct keys, from one snapshot; empty where there is none."""
+        with _translating(), self._env.begin(db=self._records) as txn, txn.cursor() as cursor:
+            found = cursor.getmulti(keys)
+        if len(found) == len(keys):
+            return [value for _, value in found]
+        there = dict(found)
+        return [there.get(key, b"") for key in keys]
+
     def put(self, records: Sequence[Record]) -> None:
-        """All or none, in one commit. Raises NoSpace when that would leave too little of the map for deletes."""
-        rows = sorted((key_of(ref_of(record)), layout.pack_value(record)) for record in records)
+        self.put_rows([(key_of(ref_of(record)), layout.pack_value(record)) for record in records])
+
+    def put_rows(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Packed keys and values: all or none, in one commit. Raises NoSpace when that would leave too little of the map for deletes."""
         with _translating():
             if self.used_share(len(rows)) > _PUT_SHARE:
                 raise NoSpace(f"disk index is full: records={self.count()}")
-            with self._env.begin(write=True, db=self._records) as txn:
-                for key, value in rows:
-                    txn.put(key, value)
+            with self._env.begin(write=True, db=self._records) as txn, txn.cursor() as cursor:
+                cursor.putmulti(sorted(rows))
 
     def remove(self, items: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         """Delete each (key, packed place) that still has this place; the values that were there.
@@ -208,6 +219,14 @@ class RecordEnv:
 
 def key_of(ref: PieceRef) -> bytes:
     return _KEY.pack(ref.fingerprint, ref.group, ref.shard)
+
+
+def keys_of(fingerprints: Fingerprints) -> list[bytes]:
+    """As `key_of` for group 0 of shard 0 of each."""
+    keys = np.zeros((len(fingerprints), _KEY.size), dtype=np.uint8)
+    keys[:, :16] = np.ascontiguousarray(fingerprints).view(np.uint8)
+    raw = keys.tobytes()
+    return [raw[at : at + _KEY.size] for at in range(0, len(raw), _KEY.size)]
 
 
 def _parsed(ref: PieceRef, value: bytes | None) -> Record | Corrupt | None:

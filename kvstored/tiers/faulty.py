@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from kvstored.core.types import Place
 from kvstored.errors import Corrupt, KvstoredError, NoSpace, Unavailable
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import PieceRef, ScanBatch, Tier, Views
-from kvstored.tiers.record import Record
+from kvstored.tiers.base import (
+    Carried,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Tier,
+    Views,
+    read_each,
+    write_each,
+)
+from kvstored.tiers.record import Record, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,12 @@ class FaultyTier:
             if isinstance(outcome, Record) and self._draw(self.faults.bit_flip):
                 outcomes[i] = self._flipped(outcome, target)
         return _merged(errors, outcomes)
+
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        return write_each(self, run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return read_each(self, run)
 
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         self._wait()

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.columnar import Places
-from kvstored.core.types import KEY_BYTES_MAX
+from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
 from kvstored.tiers import record as layout
-from kvstored.tiers.record import FillingColumns, State
+from kvstored.tiers.record import FillingColumns, Records, State
 from kvstored.tiers.segment import Segment
 
 Which = NDArray[np.intp] | slice
@@ -27,10 +27,21 @@ class Lineages:
     parents: bytes
 
 
+def slots(segments: Mapping[int, Segment], places: Places) -> list[NDArray[np.uint8]]:
+    """All bytes of each place as one view."""
+    begin, end = places.start * UNIT_BYTES, (places.start + places.units) * UNIT_BYTES
+    rows = zip(places.segment.tolist(), begin.tolist(), end.tolist(), strict=True)
+    return [segments[number].bytes[first:last] for number, first, last in rows]
+
+
 def fill(segments: Mapping[int, Segment], filling: FillingColumns) -> None:
+    put(segments, layout.pack_many(filling), filling.places)
+
+
+def put(segments: Mapping[int, Segment], records: Records, places: Places) -> None:
     """Each record's tail before its first word with the state: nothing is seen before it is whole."""
-    packed = layout.pack_many(filling).view(np.uint64).reshape(filling.places.size, -1)
-    for segment, start, which in _by_segment(segments, filling.places):
+    packed = records.view(np.uint64).reshape(-1, layout.RECORD_BYTES // 8)
+    for segment, start, which in _by_segment(segments, places):
         segment.rows["state"][start] = State.FREE
         segment.words[start, 1:] = packed[which, 1:]
         segment.words[start, layout.STATE_AND_MORE] = packed[which, layout.STATE_AND_MORE]

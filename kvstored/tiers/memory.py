@@ -10,8 +10,18 @@ from kvstored.core.types import Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound
 from kvstored.tiers import record as layout
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import PieceRef, ScanBatch, Views, batch_of, ref_of
-from kvstored.tiers.record import RECORD, Record, State
+from kvstored.tiers.base import (
+    Carried,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Views,
+    batch_of,
+    read_each,
+    ref_of,
+    write_each,
+)
+from kvstored.tiers.record import RECORD, Record, Records, State
 
 
 class MemoryTier:
@@ -25,6 +35,12 @@ class MemoryTier:
 
     def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
         return [self._read(ref, place, target) for ref, place, target in items]
+
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        return write_each(self, run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return read_each(self, run)
 
     def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
         found: list[Record | None] = []

@@ -82,7 +82,8 @@ CHECKSUMS_OFFSET = 24
 CHECKSUMS = struct.Struct("<QQ")
 """checksum, stored_checksum."""
 
-_HEADER_OFFSET, _HEADER_END = 40, 248
+HEADER_OFFSET, HEADER_END = 40, 248
+"""What the header checksum covers."""
 _MUTABLE = struct.Struct("<4sBBBBIIdQQ")
 _HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBB20x")
 _CHECKSUM = struct.Struct("<Q")
@@ -210,9 +211,9 @@ def pack_many(filling: FillingColumns) -> Records:
     for name, value in values.items():
         records[name] = value
     extents = np.stack(places, axis=1).astype("<u4").tobytes()
-    records["place_checksum"] = _checksums(extents, 0, EXTENT_BYTES, EXTENT_BYTES)
+    records["place_checksum"] = checksums(extents, 0, EXTENT_BYTES, EXTENT_BYTES)
     raw = records.view(np.uint8).data
-    records["header_checksum"] = _checksums(raw, _HEADER_OFFSET, _HEADER_END, RECORD_BYTES)
+    records["header_checksum"] = checksums(raw, HEADER_OFFSET, HEADER_END, RECORD_BYTES)
     return records
 
 
@@ -243,7 +244,7 @@ def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
     (
         generation, digest, fingerprint, parent, key, length, stored_length, stated_place, group, shard, valid_tokens,
         depth, _, _, _, codec, key_bytes, extent_count, flags,
-    ) = _HEADER.unpack_from(raw, _HEADER_OFFSET)  # fmt: skip
+    ) = _HEADER.unpack_from(raw, HEADER_OFFSET)  # fmt: skip
     if extent_count != len(place) or stated_place != place_checksum(place):
         raise Corrupt(f"record does not vouch for its place: extents={len(place)}")
     if stored_length > place_bytes(place):
@@ -346,7 +347,7 @@ def checked(records: Records) -> NDArray[np.bool_]:
     if not len(records):
         return np.zeros(0, dtype=np.bool_)
     records = np.ascontiguousarray(records)
-    sums = _checksums(records.view(np.uint8).data, _HEADER_OFFSET, _HEADER_END, RECORD_BYTES)
+    sums = checksums(records.view(np.uint8).data, HEADER_OFFSET, HEADER_END, RECORD_BYTES)
     key_bytes = records["key_bytes"]
     mask: NDArray[np.bool_] = (
         (records["magic"] == MAGIC)
@@ -359,7 +360,7 @@ def checked(records: Records) -> NDArray[np.bool_]:
     return mask
 
 
-def _checksums(raw: bytes | memoryview, begin: int, end: int, step: int) -> NDArray[np.uint64]:
+def checksums(raw: bytes | memoryview, begin: int, end: int, step: int) -> NDArray[np.uint64]:
     """xxh3-64 of bytes `begin` to `end` of each `step` bytes."""
     digest, span = xxhash.xxh3_64_intdigest, end - begin
     sums = [digest(raw[i : i + span]) for i in range(begin, len(raw), step)]
@@ -382,8 +383,8 @@ def _fault_of(raw: bytes | bytearray | memoryview) -> str:
         return f"version={version} expected={VERSION}"
     if state > State.CONTINUED:
         return f"state={state}"
-    (stated,) = _CHECKSUM.unpack_from(raw, _HEADER_END)
-    if stated != xxhash.xxh3_64_intdigest(raw[_HEADER_OFFSET:_HEADER_END]):
+    (stated,) = _CHECKSUM.unpack_from(raw, HEADER_END)
+    if stated != xxhash.xxh3_64_intdigest(raw[HEADER_OFFSET:HEADER_END]):
         return "header does not match its checksum"
     if state != State.CONTINUED and not KEY_BYTES_MIN <= raw[KEY_BYTES_OFFSET] <= KEY_BYTES_MAX:
         return f"key_bytes={raw[KEY_BYTES_OFFSET]}"

@@ -59,6 +59,14 @@ class Segment:
         os.close(self.table_fd)
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Segments taken over as (segment, units), and descriptor names that were refused, each with its reason; those are closed."""
+
+    segments: tuple[tuple[int, int], ...]
+    refused: tuple[tuple[str, str], ...]
+
+
 def segment_cost_bytes(units: int, pages: HugePages) -> int:
     """Memory that a full segment can come to use: its bytes, unless they are of reserved pages, and every record of its table."""
     return (0 if pages is HugePages.HUGETLB else units * UNIT_BYTES) + _table_bytes(units)

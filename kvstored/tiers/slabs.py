@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import UNIT_BYTES, Extent, Place
 from kvstored.errors import InvalidArgument, NoSpace, Unavailable
 from kvstored.tiers import views as memory
@@ -182,6 +183,29 @@ class Slabs:
                     failed.setdefault(item, moved.error)
         return failed
 
+    def read_slots(
+        self, places: Places, slots: Sequence[NDArray[np.uint8]]
+    ) -> Iterator[tuple[list[int], OSError | None]]:
+        """As `read` for slots that are as large as their places; yields which were in each run, and why it failed."""
+        return self._move_slots(places, slots, self._io.preadv)
+
+    def write_slots(self, places: Places, slots: Sequence[NDArray[np.uint8]]) -> dict[int, OSError]:
+        """As `write`."""
+        failed: dict[int, OSError] = {}
+        for items, error in self._move_slots(places, slots, self._io.pwritev):
+            if error is not None:
+                failed.update(dict.fromkeys(items, error))
+        return failed
+
+    def hold(self, places: Places) -> NDArray[np.bool_]:
+        """As `holds` for each."""
+        limits = np.zeros(max(self._units, default=0) + 2, dtype=np.int64)
+        for segment, units in self._units.items():
+            limits[segment] = units
+        known = np.minimum(places.segment, len(limits) - 1)
+        fits: NDArray[np.bool_] = places.start + places.units <= limits[known]
+        return fits & (places.units > 0)
+
     def sync(self, segments: Iterable[int]) -> dict[int, OSError]:
         """Make what was written to these segments durable; the segments that failed."""
         failed: dict[int, OSError] = {}
@@ -208,16 +232,35 @@ class Slabs:
         for run in _runs(jobs):
             error: OSError | None = None
             try:
-                self._move_run(run, move)
+                views = [job.view.data for job in run]
+                self._move_views(run[0].segment, run[0].offset, views, move)
             except OSError as raised:
                 error = raised
             yield Moved([job.item for job in run], error)
 
-    def _move_run(
-        self, run: list[Job], move: Callable[[int, Sequence[memoryview], int], int]
+    def _move_slots(
+        self,
+        places: Places,
+        slots: Sequence[NDArray[np.uint8]],
+        move: Callable[[int, Sequence[memoryview], int], int],
+    ) -> Iterator[tuple[list[int], OSError | None]]:
+        for items in _slot_runs(places):
+            error: OSError | None = None
+            try:
+                segment, start = int(places.segment[items[0]]), int(places.start[items[0]])
+                self._move_views(segment, start * UNIT_BYTES, [slots[i].data for i in items], move)
+            except OSError as raised:
+                error = raised
+            yield items, error
+
+    def _move_views(
+        self,
+        segment: int,
+        offset: int,
+        views: list[memoryview],
+        move: Callable[[int, Sequence[memoryview], int], int],
     ) -> None:
-        fd, offset = self._fds[run[0].segment], run[0].offset
-        views = [job.view.data for job in run]
+        fd = self._fds[segment]
         while views:
             moved = move(fd, views, offset)
             if moved <= 0:
@@ -257,6 +300,19 @@ def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
             runs.append([job])
             run_bytes = len(job.view)
     return runs
+
+
+def _slot_runs(places: Places) -> Iterator[list[int]]:
+    """The same for places of one size."""
+    if not places.size:
+        return
+    order = np.lexsort((places.start, places.segment))
+    segment, start, units = (column[order] for column in places)
+    is_next = (segment[1:] == segment[:-1]) & (start[1:] == start[:-1] + units[:-1])
+    most = max(1, min(_BUFFERS_MAX, _RUN_BYTES_MAX // (int(units[0]) * UNIT_BYTES)))
+    for run in np.split(order, np.flatnonzero(~is_next) + 1):
+        for begin in range(0, len(run), most):
+            yield run[begin : begin + most].tolist()
 
 
 def _rest(views: list[memoryview], moved: int) -> list[memoryview]:

@@ -122,7 +122,7 @@ def _acquire_many_message(lease: int, many: ReadMany) -> pb.AcquireResponse:
         generations=pack_u64(many.generations),
         must_verify=bytes(len(hits)),
         miss_reason="" if first_miss is None else str(many.reasons[first_miss]),
-        tiers=pack_u8(np.where(hits, int(many.tier), NO_TIER)),
+        tiers=pack_u8(np.where(hits, many.tiers, NO_TIER)),
     )
 
 

@@ -22,6 +22,8 @@ from kvstored.transport.caller import Caller
 from kvstored.wire.packing import mask_of, selected_groups, unpack_table, unpack_u64
 
 REQUEST_ID_BYTES_MAX = 64
+HANDLES_MAX = 65_536
+"""Fills or leases in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +217,10 @@ def _mixed(layout: Layout, keys: pb.Keys, packed: bytes) -> tuple[bytes, int]:
         return packed, keys.key_bytes
     root = block_keys.root(layout.digest, list(keys.extra_keys))
     return block_keys.mix_batch(root, packed, keys.key_bytes), block_keys.DIGEST_BYTES
+
+
+def handles_of(packed: bytes, name: str) -> list[int]:
+    values = unpack_u64(packed, name)
+    if len(values) > HANDLES_MAX:
+        raise InvalidArgument(f"too many in one call: field={name} count={len(values)}")
+    return [int(value) for value in values.tolist()]

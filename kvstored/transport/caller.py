@@ -1,7 +1,8 @@
 """Who calls, and what a channel asks of the daemon: the border between transport and store."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
@@ -17,6 +18,10 @@ class Caller:
     uid: int
     gid: int
     tenant: str
+
+
+Answer = Callable[[Any, Caller], Awaitable[Message]]
+"""Any: each takes the request class that the method table names for it."""
 
 
 class Service(Protocol):

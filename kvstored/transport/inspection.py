@@ -1,11 +1,8 @@
 """The methods that look inside: stat, tree, leases, explain, verify, events."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from google.protobuf.message import Message
 
 from kvstored import __version__
 from kvstored.core.calls import Reason
@@ -16,7 +13,7 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.store import Store
 from kvstored.transport.answers import event_message, explanation_message, tree_message
 from kvstored.transport.asked import Asked, keys_of
-from kvstored.transport.caller import Caller
+from kvstored.transport.caller import Answer, Caller
 
 NODES_MAX = 10_000
 HOLDINGS_MAX = 10_000
@@ -24,9 +21,6 @@ EVENTS_MAX = 4_096
 WAIT_S_MAX = 60.0
 VERIFY_PIECES_MAX = 4_096
 EXPLAIN_KEYS_MAX = 1_024
-
-Answer = Callable[[Any, Caller], Awaitable[Message]]
-"""Any: each takes the request class that the method table names for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,38 @@
 """Every unary method of the API: a message is read and checked, the store is asked, the answer is a message.
 
-Verbs that move or keep blocks are here; `inspection.py` has those that look inside. Errors are the store's and pass through as they are.
+Verbs that read or keep blocks are here; `put_calls.py` has those that write them, `inspection.py` those that look inside.
+Errors are the store's and pass through as they are.
 """
 
 import os
-from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Any
 
 from google.protobuf.message import Message
 
 from kvstored import __version__
-from kvstored.core.calls import FillStatus
 from kvstored.core.groups import valid_tokens_of
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
-from kvstored.errors import Busy, InvalidArgument, KvstoredError
+from kvstored.errors import InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.clients import Peer, Wish
 from kvstored.store.registry import PIECE_BYTES_MAX
 from kvstored.store.store import Store
 from kvstored.transport.answers import (
     acquire_message,
-    aside_message,
     job_message,
     match_message,
-    refused_message,
-    reserve_message,
 )
-from kvstored.transport.asked import Asked, Put, keys_of, request_id_of, sums_of
-from kvstored.transport.caller import Caller
+from kvstored.transport.asked import Asked, handles_of, keys_of, request_id_of
+from kvstored.transport.caller import Answer, Caller
 from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
+from kvstored.transport.put_calls import PutCalls
 from kvstored.wire.namespaces import message_of, spec_of
-from kvstored.wire.packing import pack_u8, pack_u64, unpack_u64
+from kvstored.wire.packing import pack_u8, pack_u64
 
 PROTOCOL = 1
 INTERNAL = "internal"
 """How an error without a class of its own is counted."""
-HANDLES_MAX = 65_536
-"""Fills or leases in one call."""
-
-Answer = Callable[[Any, Caller], Awaitable[Message]]
-"""Any: each takes the request class that the method table names for it."""
 
 
 class StoreService:
@@ -61,12 +52,6 @@ class StoreService:
             "RemoveNamespace": self._remove_namespace,
             "Match": self._match,
             "Locate": self._locate,
-            "Reserve": self._reserve,
-            "Commit": self._commit,
-            "Abort": self._abort,
-            "SetAside": self._set_aside,
-            "PutAside": self._put_aside,
-            "ReplaceIf": self._replace_if,
             "Acquire": self._acquire,
             "Renew": self._renew,
             "Release": self._release,
@@ -84,6 +69,7 @@ class StoreService:
             "Report": self._report,
             "Segment": self._descriptors.segment,
             "Projection": self._descriptors.projection,
+            **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
         }
 
@@ -229,73 +215,11 @@ class StoreService:
         tiers, generations = self._store.locate(layout, keys_of(layout, request.keys))
         return pb.LocateResponse(tiers=pack_u8(tiers), generations=pack_u64(generations))
 
-    # ---- put
-
-    async def _reserve(self, request: pb.ReserveRequest, caller: Caller) -> pb.ReserveResponse:
-        await self._asked.scanned()
-        return self._reserved(self._asked.put(request, caller))
-
-    async def _replace_if(self, request: pb.ReplaceIfRequest, caller: Caller) -> pb.ReserveResponse:
-        await self._asked.scanned()
-        put = self._asked.put(request.reserve, caller)
-        generations = unpack_u64(request.generations, "generations", len(put.call.keys))
-        reserved = self._store.puts.replace_if(
-            put.session, put.layout, put.call, put.columns, generations.tolist()
-        )
-        return reserve_message(reserved, put.columns)
-
-    async def _commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
-        session = self._asked.session(request.session, caller)
-        fills = _handles(request.fills, "fills")
-        # the next reservation is checked before anything is done: a bad one must not hide what became of the fills
-        following = self._asked.put(request.next, caller) if request.HasField("next") else None
-        if self._store.puts.commit_many(session, fills, unpack_u64(request.checksums, "checksums")):
-            status = bytes([FillStatus.COMMITTED]) * len(fills)
-        else:
-            columns = [self._store.puts.columns_of(session, fill) for fill in fills]
-            sums = sums_of(request.checksums, columns)
-            done = self._store.puts.commit(session, fills, sums)
-            status = pack_u8([int(each) for each in done])
-        response = pb.CommitResponse(status=status)
-        if following is not None:
-            self._store.puts.settle()
-            response.next.CopyFrom(self._reserved_if_possible(following))
-        return response
-
-    async def _abort(self, request: pb.AbortRequest, caller: Caller) -> pb.AbortResponse:
-        session = self._asked.session(request.session, caller)
-        self._store.puts.abort(session, _handles(request.fills, "fills"))
-        return pb.AbortResponse()
-
-    async def _set_aside(self, request: pb.SetAsideRequest, caller: Caller) -> pb.SetAsideResponse:
-        session = self._asked.session(request.session, caller)
-        layout = self._asked.layout(request.namespace, caller)
-        aside = self._store.puts.set_aside(session, layout, min(request.count, BATCH_KEYS_MAX))
-        return aside_message(aside, layout)
-
-    async def _put_aside(self, request: pb.PutAsideRequest, caller: Caller) -> pb.PutAsideResponse:
-        put = self._asked.put(request.reserve, caller)
-        count = len(put.call.keys)
-        places = unpack_u64(request.places, "places", count).tolist()
-        sums = unpack_u64(request.checksums, "checksums", count)
-        stored = self._store.puts.put_aside(put.session, put.layout, put.call, places, sums)
-        return pb.PutAsideResponse(stored=stored)
-
-    def _reserved(self, put: Put) -> pb.ReserveResponse:
-        reserved = self._store.puts.reserve(put.session, put.layout, put.call, put.columns)
-        return reserve_message(reserved, put.columns)
-
-    def _reserved_if_possible(self, put: Put) -> pb.ReserveResponse:
-        try:
-            return self._reserved(put)
-        except (Busy, InvalidArgument):
-            return refused_message(len(put.call.keys), put.columns)
-
     # ---- get
 
     async def _acquire(self, request: pb.AcquireRequest, caller: Caller) -> pb.AcquireResponse:
         get = self._asked.get(request, caller)
-        lost = self._store.release(get.session, _handles(request.release, "release"))
+        lost = self._store.release(get.session, handles_of(request.release, "release"))
         grant = await self._store.acquire(get.call, get.layout, wait_s=get.wait_s)
         response = acquire_message(grant, len(get.columns))
         response.released_lost = pack_u8(lost)
@@ -303,13 +227,13 @@ class StoreService:
 
     async def _renew(self, request: pb.RenewRequest, caller: Caller) -> pb.RenewResponse:
         session = self._asked.session(request.session, caller)
-        leases = _handles(request.leases, "leases")
+        leases = handles_of(request.leases, "leases")
         lost = self._store.renew(session, leases, request.lease_ttl_ms / 1000)
         return pb.RenewResponse(lost=pack_u8(lost))
 
     async def _release(self, request: pb.ReleaseRequest, caller: Caller) -> pb.ReleaseResponse:
         session = self._asked.session(request.session, caller)
-        lost = self._store.release(session, _handles(request.leases, "leases"))
+        lost = self._store.release(session, handles_of(request.leases, "leases"))
         return pb.ReleaseResponse(lost=pack_u8(lost))
 
     # ---- pins, prefetch
@@ -380,7 +304,8 @@ class StoreService:
 
     async def _remove(self, request: pb.RemoveRequest, caller: Caller) -> pb.RemoveResponse:
         layout = self._asked.layout(request.namespace, caller)
-        return pb.RemoveResponse(blocks=self._store.remove(layout, keys_of(layout, request.keys)))
+        blocks = await self._store.remove(layout, keys_of(layout, request.keys))
+        return pb.RemoveResponse(blocks=blocks)
 
     async def _clear(self, request: pb.ClearRequest, caller: Caller) -> pb.ClearResponse:
         if request.namespace:
@@ -406,10 +331,3 @@ class StoreService:
                 f"group={request.group} groups={len(layout.spec.groups)}"
             )
         return pb.ReportResponse(blocks=self._store.report(layout, keys, list(request.scores)))
-
-
-def _handles(packed: bytes, name: str) -> list[int]:
-    values = unpack_u64(packed, name)
-    if len(values) > HANDLES_MAX:
-        raise InvalidArgument(f"too many in one call: field={name} count={len(values)}")
-    return [int(value) for value in values.tolist()]

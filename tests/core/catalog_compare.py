@@ -6,10 +6,11 @@ from typing import TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from kvstored.core.calls import CopyTask, Fingerprint, Freed, Limits, TierLimits
+from kvstored.core.calls import Fingerprint, Freed, Limits, TierLimits
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
 from kvstored.core.columns import FIRST, READY, SINK
+from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.types import Extent, NamespaceId, NamespaceSpec, Place, SessionId
 from tests.core.desk import BLOCK_TOKENS, Namer
 from tests.core.oracle_claims import FullOracle
@@ -51,13 +52,13 @@ def valid_of(key: str) -> int:
 
 
 class ComparingMachine(RuleBasedStateMachine):
-    """`places`: of granted fills and leases; `discards`: tokens and units that wait for `discarded`."""
+    """`places`: of granted fills and leases; `discards`: tokens and units that wait for `discarded`; `tasks`: by the id of each copy."""
 
     catalog: Catalog
     oracle: FullOracle
     namers: list[Namer]
     sessions: list[SessionId]
-    tasks: dict[int, CopyTask]
+    tasks: dict[int, Copying]
     discards: list[tuple[int, int]]
     generations: dict[tuple[int, str], tuple[int, int]]
     places: dict[tuple[str, int], list[Place]]
@@ -66,9 +67,13 @@ class ComparingMachine(RuleBasedStateMachine):
     def now_s(self) -> float:
         return self.oracle.now_s
 
-    def begun(self, tasks: Iterable[CopyTask]) -> list[int]:
-        self.tasks.update((task.id, task) for task in tasks)
-        return [task.id for task in tasks]
+    def begun(self, copying: Iterable[Copying]) -> list[int]:
+        ids: list[int] = []
+        for each in copying:
+            mine = list(each.ids) if isinstance(each, CopyRun) else [each.id]
+            self.tasks.update(dict.fromkeys(mine, each))
+            ids += mine
+        return ids
 
     def name_of(self, ns: int, fingerprint: Fingerprint) -> str:
         return self.namer_of(ns).names[fingerprint]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from numpy.typing import NDArray
 
 from kvstored.core.calls import CopyTask, Fingerprint
 from kvstored.core.catalog import Catalog
-from kvstored.core.columnar import Grant
-from kvstored.core.types import Part, SessionId, TierId
+from kvstored.core.columnar import Grant, Places, named
+from kvstored.core.copying import CopyRun
+from kvstored.core.types import Part, Rows, SessionId, TierId
 from kvstored.errors import Conflict
 from tests.core.catalog_compare import (
     LIMITS,
@@ -64,7 +66,7 @@ class CatalogMachine(ComparingMachine):
 
     def record_attempts(self) -> None:
         """Which copies a write-back looks at, and in which order, is not promised: the oracle is told."""
-        carriage, books = self.catalog._carriage, self.catalog.books
+        carriage, books = self.catalog.carriage, self.catalog.books
         begin = carriage.begin
 
         def recorded(source: int, target: TierId, now_s: float) -> CopyTask | None:
@@ -74,7 +76,20 @@ class CatalogMachine(ComparingMachine):
             self.attempts.append((ns, fingerprint, part, task.id if task else None))
             return task
 
+        open_run = carriage.open_run
+
+        def recorded_run(
+            sources: Rows, target: TierId, places: Places, asked: NDArray[np.int64]
+        ) -> CopyRun:
+            run = open_run(sources, target, places, asked)
+            names = named(run.fingerprints)
+            self.attempts += [
+                (run.ns, name, run.part, id_) for name, id_ in zip(names, run.ids, strict=True)
+            ]
+            return run
+
         carriage.begin = recorded  # type: ignore[method-assign]  # on purpose
+        carriage.open_run = recorded_run  # type: ignore[method-assign]  # on purpose
 
     # ---- small words
 

@@ -1,16 +1,18 @@
 """The state machine of the catalog: copies between tiers, and whole puts and reads."""
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
-from kvstored.core.types import Extent, Place, TierId
+from kvstored.core.copying import CopyRun
+from kvstored.core.types import Extent, NamespaceId, Part, Place, TierId
 from kvstored.errors import InvalidArgument
 from tests.core.catalog_compare import PATHS
 from tests.core.catalog_machine import CatalogMachine, small
 from tests.core.desk import UNIT
-from tests.core.oracle_rows import DRAM, NVME
+from tests.core.oracle_rows import DRAM, NVME, Block
 
 
 class MovingMachine(CatalogMachine):
@@ -53,6 +55,36 @@ class MovingMachine(CatalogMachine):
         self.grant_lease(lease)
 
     @precondition(lambda self: self.is_begun)
+    @rule(ns=small, path=small, length=small, how=small)
+    def load_path(self, ns: int, path: int, length: int, how: int) -> None:
+        """What lies in both tiers leaves memory and is asked for again; the loads end later."""
+        namer, keys = self.pick(self.namers, ns), self.path(path, length)
+        self.put(ns, path, length, 1)
+        self.write_down()
+        for key in reversed(keys):
+            block = self.oracle.blocks.get((namer.layout.id, key))
+            for part in Part if block is not None else ():
+                self._leave_memory(block, part)
+        self.compare()
+        if how % 3 == 0:
+            self.prefetch(ns, path, length, 1)
+        else:
+            groups = list(range(len(namer.layout.spec.groups)))
+            lease = self.acquire_keys(namer, self.sessions[0], keys, how, groups, 20, load=True)
+            if how % 3 == 1:
+                self.grant_lease(lease)
+
+    def _leave_memory(self, block: Block, part: Part) -> None:
+        """As if its bytes had gone bad, where NVMe has it too."""
+        copies = self.oracle.ready(block, part)
+        if [copy.tier for copy in copies] == [DRAM, NVME]:
+            fingerprint = self.fingerprint_of(block.ns, block.key)
+            rows = self.catalog.copies_of(NamespaceId(block.ns), fingerprint)
+            at = block.copies.index(copies[0])
+            self.catalog.drop_copy(rows[at], Reason.CORRUPT, self.now_s)
+            self.oracle.drop(copies[0], Reason.CORRUPT)
+
+    @precondition(lambda self: self.is_begun)
     @rule()
     def write_down(self) -> None:
         self.write_back(3, flush=False)
@@ -60,14 +92,51 @@ class MovingMachine(CatalogMachine):
 
     def _end_tasks(self) -> None:
         while self.tasks:
-            self._end_task(self.tasks.pop(min(self.tasks)), 4, trim=False)
+            self._end_some(min(self.tasks), 4, trim=False)
 
     # ---- copies between tiers
 
     @precondition(lambda self: self.is_begun and self.tasks)
     @rule(pick=small, outcome=small, trim=st.booleans())
     def end_task(self, pick: int, outcome: int, trim: bool) -> None:
-        self._end_task(self.tasks.pop(self.pick(sorted(self.tasks), pick)), outcome, trim=trim)
+        self._end_some(self.pick(sorted(self.tasks), pick), outcome, trim=trim)
+
+    @precondition(lambda self: self.is_begun and self.runs())
+    @rule(pick=small, at=small)
+    def cut_run(self, pick: int, at: int) -> None:
+        run = self.pick(self.runs(), pick)
+        at = at % len(run)
+        parts = self.catalog.carriage.cut(run, [at, len(run)] if at else [len(run)])
+        assert sum(map(len, parts)) == len(run)
+        self.begun(parts)
+        self.compare()
+
+    def runs(self) -> list[CopyRun]:
+        return list({id(t): t for t in self.tasks.values() if isinstance(t, CopyRun)}.values())
+
+    def _end_some(self, id_: int, outcome: int, *, trim: bool) -> None:
+        """A task, or the whole run that the id is of, or one copy of it."""
+        copying = self.tasks[id_]
+        if isinstance(copying, CopyRun):
+            if outcome % 5 > 2 and self._commit_run(copying, trim=trim):
+                return
+            for task in self.catalog.carriage.take_apart(copying):
+                self.tasks[task.id] = task
+        task = self.tasks.pop(id_)
+        assert isinstance(task, CopyTask)
+        self._end_task(task, outcome, trim=trim)
+
+    def _commit_run(self, run: CopyRun, *, trim: bool) -> bool:
+        kept = run.targets
+        if trim and run.target is NVME:
+            kept = kept._replace(units=np.maximum(kept.units - 1, 1))
+        if not self.catalog.carriage.commit_run(run, kept, self.now_s):
+            return False
+        for i, id_ in enumerate(run.ids):
+            del self.tasks[id_]
+            self.oracle.commit_copy(id_, {(0, 0): int(kept.units[i])}, self.now_s)
+        self.compare()
+        return True
 
     def _end_task(self, task: CopyTask, outcome: int, *, trim: bool) -> None:
         if outcome % 5 > 1:

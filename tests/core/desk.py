@@ -21,10 +21,12 @@ from kvstored.core.calls import (
     TierLimits,
 )
 from kvstored.core.catalog import Catalog
-from kvstored.core.columnar import AnyEffect, Grant, Reserved, singly
+from kvstored.core.columnar import AnyEffect, Grant, Reserved, named, singly
 from kvstored.core.columns import READY
+from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
+from kvstored.core.naming import rows_leaf_first
 from kvstored.core.types import (
     UNIT_BYTES,
     Access,
@@ -160,6 +162,10 @@ def freed_in(effects: Sequence[AnyEffect]) -> list[Freed]:
     return [effect for effect in singly(effects) if isinstance(effect, Freed)]
 
 
+def remove(catalog: Catalog, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
+    return catalog.clear_rows(ns, rows_leaf_first(catalog.books, ns, keys), now_s)
+
+
 class Desk:
     """A catalog with one open session, and the calls of its life in one line each. Chains link each name to the one before."""
 
@@ -251,16 +257,30 @@ class Desk:
         self.catalog.check()
         return not lost
 
-    def carry(self, tasks: Sequence[CopyTask]) -> None:
-        for task in tasks:
-            stored = [StoredPiece(move.target, 1) for move in task.moves]
-            self.catalog.commit_copy(task.id, stored, self.now_s)
+    def singly(self, copying: Sequence[Copying]) -> list[CopyTask]:
+        """Runs taken apart."""
+        tasks: list[CopyTask] = []
+        for each in copying:
+            tasks += self.catalog.carriage.take_apart(each) if isinstance(each, CopyRun) else [each]
+        return tasks
+
+    def carry(self, copying: Sequence[Copying]) -> None:
+        for each in copying:
+            if isinstance(each, CopyRun):
+                assert self.catalog.carriage.commit_run(each, each.targets, self.now_s)
+                continue
+            stored = [StoredPiece(move.target, 1) for move in each.moves]
+            self.catalog.commit_copy(each.id, stored, self.now_s)
         self.catalog.check()
 
     def write_back(self) -> list[str]:
-        tasks = self.catalog.write_back(1 << 30, self.now_s)
-        self.carry(tasks)
-        return [self.name_of(task.fingerprint) for task in tasks]
+        copying = self.catalog.write_back(1 << 30, self.now_s)
+        names: list[str] = []
+        for each in copying:
+            found = named(each.fingerprints) if isinstance(each, CopyRun) else [each.fingerprint]
+            names += map(self.name_of, found)
+        self.carry(copying)
+        return names
 
     def gone(self) -> list[tuple[str, Reason]]:
         """What was forgotten since the last look; discards on disk are carried out."""

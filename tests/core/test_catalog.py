@@ -14,6 +14,7 @@ from tests.core.desk import (
     STATE,
     WINDOW,
     Desk,
+    remove,
     spec_of,
 )
 
@@ -249,7 +250,7 @@ def test_an_aborted_fill_leaves_nothing() -> None:
 def test_a_block_that_is_removed_while_written_is_lost_at_its_commit() -> None:
     desk = Desk()
     reserved = desk.begin("a")
-    desk.catalog.remove(desk.ns, desk.keys("a"), desk.now_s)
+    remove(desk.catalog, desk.ns, desk.keys("a"), desk.now_s)
     desk.catalog.check()
     assert desk.commit(reserved) == [None]
     assert desk.catalog.tier_use()[0].used_units == 0
@@ -308,13 +309,13 @@ def test_explain_says_where_a_block_is_or_which_rule_took_it() -> None:
     assert (verdict.reason, verdict.tiers) == (None, (DRAM,))
     desk.put("x")
     assert desk.explain("b").reason is Reason.DEMAND
-    desk.catalog.remove(desk.ns, desk.keys("x"), desk.now_s)
+    remove(desk.catalog, desk.ns, desk.keys("x"), desk.now_s)
     assert desk.explain("x").reason is Reason.REMOVED
     (copy,) = desk.copies("a")
     desk.catalog.drop_copy(copy, Reason.CORRUPT, desk.now_s)
     assert desk.explain("a").reason is Reason.CORRUPT
     desk.put("c")
-    desk.catalog.remove(desk.ns, desk.keys("c"), desk.now_s)
+    remove(desk.catalog, desk.ns, desk.keys("c"), desk.now_s)
     verdict = desk.explain("b")
     assert verdict.reason is Reason.UNKNOWN
     assert "older than" in verdict.text

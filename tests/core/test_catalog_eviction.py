@@ -4,7 +4,7 @@ import numpy as np
 
 from kvstored.core.calls import Acquire, FillStatus, Reason, StoredPiece
 from kvstored.core.types import TierId
-from tests.core.desk import BLOCK_TOKENS, LINEAR, STATE, Desk, Namer, layouts_of, spec_of
+from tests.core.desk import BLOCK_TOKENS, LINEAR, STATE, Desk, Namer, layouts_of, remove, spec_of
 
 DRAM, NVME = TierId.DRAM, TierId.NVME
 GRANTED, NO_SPACE = FillStatus.GRANTED, FillStatus.NO_SPACE
@@ -128,7 +128,7 @@ def test_a_copy_whose_stamp_falls_can_still_be_evicted() -> None:
     desk.put("ab")
     desk.put("c", under="a")  # a has two children: shared
     desk.gone()
-    desk.catalog.remove(desk.ns, desk.keys("c"), desk.now_s)
+    remove(desk.catalog, desk.ns, desk.keys("c"), desk.now_s)
     desk.catalog.touch(desk.ns, desk.keys("a"), desk.now_s)
     desk.gone()
     assert desk.put("xy") == [GRANTED, GRANTED]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from kvstored.core.calls import Reason, TierLimits
-from kvstored.core.types import NamespaceId, SessionId, TierId
+from kvstored.core.types import GroupKind, GroupSpec, NamespaceId, SessionId, TierId
 from kvstored.core.usage import blocks_in
 from kvstored.errors import NoSpace, NotFound
 from tests.core.catalog_asides import AsideMachine
@@ -30,6 +30,7 @@ from tests.core.desk import (
     UNIT,
     WINDOW,
     freed_in,
+    remove,
     spec_of,
 )
 from tests.core.oracle_rows import DRAM, NVME
@@ -44,6 +45,7 @@ def tier(tier: TierId, units: int, **shares: float) -> TierLimits:
 
 
 PLAIN = spec_of("plain")
+WIDE = spec_of("wide", GroupSpec("kv", GroupKind.LINEAR, 2 * UNIT))
 SINKS = spec_of("sinks", LINEAR, sink_tokens=BLOCK_TOKENS)
 MUTABLE = spec_of("mutable", LINEAR, mutable=True)
 HYBRID = spec_of("hybrid", LINEAR, SPARSE, STATE, WINDOW)
@@ -55,6 +57,11 @@ PROFILES = {
         (PLAIN, MUTABLE),
         tuple(tier(DRAM, units) for units in (1, 2, 3, 6)),
         tuple(tier(NVME, units) for units in (1, 2, 5)),
+    ),
+    "wide": Profile(
+        (WIDE, PLAIN),
+        tuple(tier(DRAM, units) for units in (4, 7)),
+        tuple(tier(NVME, units) for units in (4, 10)),
     ),
     "sinks": Profile(
         (SINKS, PLAIN),
@@ -172,7 +179,7 @@ class WholeMachine(AsideMachine):
     def remove(self, ns: int, path: int, length: int, last: bool) -> None:
         namer, keys = self.pick(self.namers, ns), self.path(path, length)
         keys = keys[-1:] if last else keys
-        removed = self.catalog.remove(namer.layout.id, namer.batch(keys), self.now_s)
+        removed = remove(self.catalog, namer.layout.id, namer.batch(keys), self.now_s)
         blocks = [self.oracle.blocks.get((namer.layout.id, key)) for key in keys]
         there = [block for block in blocks if block is not None]
         assert removed == self.oracle.drop_all(there, Reason.REMOVED)
@@ -289,6 +296,8 @@ def test_the_catalog_does_what_the_oracle_says(
     if seed_ == SEED:  # by columns whatever can be; the other seed goes block by block
         monkeypatch.setattr("kvstored.core.plain.PLAIN_MIN", 1)
         monkeypatch.setattr("kvstored.core.plain_reads.PLAIN_MIN", 1)
+        monkeypatch.setattr("kvstored.core.carriage.PLAIN_MIN", 1)
+        monkeypatch.setattr("kvstored.core.write_back.RUN_MIN", 1)
         monkeypatch.setattr("kvstored.core.leaving.MANY", 1)
     machine = type(f"Machine_{name}", (WholeMachine,), {"profile": PROFILES[name]})
     run_state_machine_as_test(

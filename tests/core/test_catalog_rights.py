@@ -5,7 +5,7 @@ import pytest
 from kvstored.core.calls import FillStatus, Leased, Limits, ReadStatus, Reason
 from kvstored.core.types import TierId
 from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
-from tests.core.desk import Desk, spec_of
+from tests.core.desk import Desk, remove, spec_of
 
 DRAM, NVME = TierId.DRAM, TierId.NVME
 GRANTED, NO_SPACE = FillStatus.GRANTED, FillStatus.NO_SPACE
@@ -80,7 +80,7 @@ def test_leased_bytes_stay_whatever_happens_to_the_block() -> None:
     desk.put("a")
     lease = desk.read("a")
     assert desk.put("xy") == [GRANTED, NO_SPACE]
-    desk.catalog.remove(desk.ns, desk.keys("a"), desk.now_s)
+    remove(desk.catalog, desk.ns, desk.keys("a"), desk.now_s)
     desk.catalog.check()
     assert desk.there("a") == ""
     assert desk.gone() == []

@@ -5,7 +5,7 @@ import pytest
 from kvstored.core.calls import FillStatus
 from kvstored.core.types import TierId
 from kvstored.errors import NoSpace
-from tests.core.desk import Desk
+from tests.core.desk import Desk, remove
 
 
 def pin(desk: Desk, names: str, *, hard: bool = True) -> int:
@@ -104,8 +104,8 @@ def test_a_pin_whose_blocks_were_all_removed_ends() -> None:
     desk.put("abcd")
     pin(desk, "abcd")
     namer = desk.namers[0]
-    desk.catalog.remove(namer.layout.id, namer.batch(["c", "d"]), desk.now_s)
+    remove(desk.catalog, namer.layout.id, namer.batch(["c", "d"]), desk.now_s)
     assert (desk.catalog.counts["pins"], pinned_units(desk, TierId.DRAM)) == (1, 2)
-    desk.catalog.remove(namer.layout.id, namer.batch(["a", "b"]), desk.now_s)
+    remove(desk.catalog, namer.layout.id, namer.batch(["a", "b"]), desk.now_s)
     assert (desk.catalog.counts["pins"], pinned_units(desk, TierId.DRAM)) == (0, 0)
     desk.catalog.check()

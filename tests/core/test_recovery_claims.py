@@ -11,7 +11,7 @@ from kvstored.core.sorting import in_order
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import Extent, TierId, as_rows
 from kvstored.core.unitmap import UnitMap
-from tests.core.desk import Desk
+from tests.core.desk import Desk, remove
 from tests.core.test_catalog_recovery import columns, found, recover, unit
 from tests.core.test_extents import runs_of, units_of
 
@@ -149,7 +149,7 @@ def test_other_calls_may_come_between_the_slices_of_the_end(
         assert dropped == 0
         assert NVME in desk.catalog.recovering
         if steps == 1:
-            desk.catalog.remove(desk.ns, desk.keys("h"), desk.now_s)
+            remove(desk.catalog, desk.ns, desk.keys("h"), desk.now_s)
         if steps == 2:
             desk.put("x")
         desk.catalog.check()

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kvstored.core.types import TierId
 from kvstored.metrics import Metrics
 from tests.store.world import World, running
@@ -65,3 +67,31 @@ def test_copies_leave_the_disk_while_its_index_is_nearly_full(tmp_path: Path) ->
 
 def copies_on_disk(world: World) -> int:
     return next(use.copies for use in world.catalog.tier_use() if use.tier is TierId.NVME)
+
+
+def test_a_group_commit_gathers_until_enough_is_dirty_or_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, arena_blocks=64)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        monkeypatch.setattr("kvstored.store.janitor.GATHER_S", 60.0)
+        world.put(session, layout, [1])
+        await world.janitor.gather_once()  # nothing was written for a long time
+        await world.settle()
+        assert copies_on_disk(world) == 1
+        world.put(session, layout, [2])
+        await world.janitor.gather_once()
+        await world.settle()
+        assert copies_on_disk(world) == 1, "it waits for others"
+        monkeypatch.setattr("kvstored.store.janitor.GATHER_BYTES", 5 * 8192)
+        world.put(session, layout, range(3, 7))
+        await world.janitor.gather_once()
+        await world.settle()
+        assert copies_on_disk(world) == 6
+        await world.check_nothing_leaked()
+
+    running(world, main)

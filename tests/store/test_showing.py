@@ -35,7 +35,7 @@ def test_blocks_are_shown_from_their_commit_to_their_removal(tmp_path: Path) -> 
         written = [(g.fill, world.write(g, n)) for n, g in enumerate(grants) if g]
         world.store.puts.commit(session, [f for f, _ in written], [s for _, s in written])
         assert shown(world, layout, range(12)) == list(range(12))
-        world.store.remove(layout, keys_of(layout, [10, 11]))
+        await world.store.remove(layout, keys_of(layout, [10, 11]))
         assert shown(world, layout, range(12)) == list(range(10))
         world.put(session, layout, [10])
         assert shown(world, layout, range(12)) == list(range(11))
@@ -53,7 +53,7 @@ def test_a_removed_block_is_not_shown_any_more_although_somebody_still_reads_it(
         layout, session = await world.open(), world.session()
         world.put(session, layout, range(6))
         grant = await world.acquire(session, layout, range(6))
-        world.store.remove(layout, keys_of(layout, [2, 5]))
+        await world.store.remove(layout, keys_of(layout, [2, 5]))
         assert shown(world, layout, range(6)) == [0, 1, 3, 4]
         world.put(
             session, layout, [5]
@@ -185,7 +185,7 @@ def test_whatever_happens_exactly_what_may_be_read_at_once_is_shown(
             elif turn < 0.7:
                 leases.append((await world.acquire(session, layout, numbers)).lease)
             elif turn < 0.8:
-                world.store.remove(layout, keys_of(layout, numbers))
+                await world.store.remove(layout, keys_of(layout, numbers))
             elif turn < 0.9:
                 await world.janitor.write_back_once()
                 await asyncio.sleep(0.002)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -425,12 +425,16 @@ def test_a_full_lane_aborts_copies_and_leaks_nothing(tmp_path: Path) -> None:
         session = world.session()
         world.put(session, layout, range(4))
         lane = world.shell.tiers.disk_lane
-        blocked = [lane.submit(lambda: time.sleep(0.2)) for _ in range(3)]
+        gate = threading.Event()
+        blocked = [lane.submit(lambda: gate.wait(10.0)) for _ in range(3)]
+        while lane.running < 3:  # noqa: ASYNC110 - a few looks
+            await asyncio.sleep(0.001)
         with suppress(Busy):
             while True:
                 lane.submit(lambda: None, Urgency.BACKGROUND)
         await world.janitor.write_back_once()
         assert world.store.mover.tasks_now == 0
+        gate.set()
         for work in blocked:
             await work
         await asyncio.sleep(WRITE_BACK_PAUSE_S)
@@ -466,7 +470,7 @@ def test_a_block_removed_while_it_is_written_leaves_no_record_on_the_disk(tmp_pa
         session = world.session()
         world.put(session, layout, [1, 2])
         await world.janitor.write_back_once()
-        assert world.store.remove(layout, keys_of(layout, [1])) == 1
+        assert await world.store.remove(layout, keys_of(layout, [1])) == 1
         await world.settle()
         assert len(world.memory.scan(0, 99).records) == 1
         grant = await world.acquire(session, layout, [1, 2])
@@ -492,6 +496,28 @@ def test_a_large_namespace_is_cleared_and_room_is_made_in_slices(tmp_path: Path)
         assert turns == [5, 5, 5, 5, 1, 0], "from 117 blocks down to 80 % of 120, five at a time"
         assert await world.store.clear(layout) == 96
         assert world.catalog.tier_use()[0].copies == 0
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+def test_a_block_that_takes_the_row_of_one_that_is_being_removed_stays(tmp_path: Path) -> None:
+    world = World(tmp_path, arena_blocks=120)
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        for i in range(100):  # roots, which leave in this order
+            world.put(session, layout, [i])
+        removing = asyncio.ensure_future(world.store.remove(layout, keys_of(layout, range(100))))
+        await asyncio.sleep(0)
+        assert world.catalog.tier_use()[0].copies > 10, "it goes in slices"
+        await world.store.remove(layout, keys_of(layout, range(90, 100)))
+        world.put(session, layout, range(200, 210))
+        assert await removing == 90
+        tiers, _ = world.store.locate(layout, keys_of(layout, range(210)))
+        assert np.flatnonzero(tiers).tolist() == list(range(200, 210))
         await world.check_nothing_leaked()
 
     running(world, main)

@@ -96,7 +96,7 @@ class Caller:
 
     async def forget(self) -> None:
         if self.rng.random() < 0.2:
-            self.world.store.remove(self.layout, keys_of(self.layout, self.path()))
+            await self.world.store.remove(self.layout, keys_of(self.layout, self.path()))
         else:
             job = self.world.store.prefetch(
                 self.session, self.layout, keys_of(self.layout, self.path()), 1.0

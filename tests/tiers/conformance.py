@@ -1,18 +1,21 @@
 """What every tier must do, as one class of tests; a tier's test module subclasses it and says how one is made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt, NotFound
 from kvstored.tiers import record as layout
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import PieceRef, ScanBatch, Tier, Views, ref_of
-from kvstored.tiers.record import Record, State
+from kvstored.tiers.base import PieceRef, PieceRun, ScanBatch, Tier, Views, ref_of
+from kvstored.tiers.record import Record, Records, State
+from kvstored.tiers.record_runs import packed
+from kvstored.tiers.slabs import aligned
 
 SEGMENT_UNITS = (128 << 20) // UNIT_BYTES
 """Units that a tier under test has, in segment 0."""
@@ -103,6 +106,26 @@ def records_of(batch: ScanBatch) -> Iterator[Record]:
 
 def same_bytes(a: Views, b: Views) -> bool:
     return np.array_equal(np.concatenate(list(a)), np.concatenate(list(b)))
+
+
+def plain_run(numbers: Sequence[int], length: int, first: int = 0) -> tuple[PieceRun, Records]:
+    """Pieces of group 0 and shard 0, back to back from unit `first` on, with their bytes in aligned slots, and their records."""
+    units = -(-length // UNIT_BYTES)
+    count = len(numbers)
+    starts = first + np.arange(count, dtype=np.int64) * units
+    places = Places(np.zeros(count, np.int64), starts, np.full(count, units, np.int64))
+    records, slots = np.zeros(count, dtype=layout.RECORD), []
+    for i, number in enumerate(numbers):
+        record, source = piece(number, places.place(i), length)
+        records[i] = packed(replace(record, group=0, shard=0))
+        slots.append(aligned(length))
+        slots[-1][:length] = source[0]
+    fingerprints = np.ascontiguousarray(records["fingerprint"])
+    return PieceRun(fingerprints, places, length, slots), records
+
+
+def emptied(run: PieceRun) -> PieceRun:
+    return replace(run, slots=[aligned(run.length) for _ in run.slots])
 
 
 class Conformance:
@@ -202,6 +225,53 @@ class Conformance:
         found = scan_all(tier, limit)
         assert len(found) == len(stored)
         assert {record.fingerprint: record for record in found} == stored
+
+    # ---- runs of plain pieces
+
+    @pytest.mark.parametrize("length", [1, 4095, 4096, 9000, 1 << 17])
+    def test_a_run_is_read_as_it_was_written(self, tier: Tier, length: int) -> None:
+        run, records = plain_run(range(1, 41), length)
+        stored = tier.write_run(run, records)
+        assert not stored.faults
+        target = emptied(replace(run, places=run.places._replace(units=stored.units)))
+        came = tier.read_run(target)
+        assert not came.faults
+        assert (came.records["checksum"] == records["checksum"]).all()
+        assert all(same_bytes(target.views(i), run.views(i)) for i in range(len(run))), (
+            "a run gave other bytes"
+        )
+
+    def test_runs_and_single_calls_find_each_other_s_pieces(self, tier: Tier) -> None:
+        run, records = plain_run(range(1, 9), 9000)
+        stored = tier.write_run(run, records)
+        for i in range(len(run)):
+            place = (run.places.place(i)[0]._replace(units=int(stored.units[i])),)
+            record = layout.unpack(stored.records[i].tobytes(), place)
+            found, target = read_one(tier, record)
+            assert found == record
+            assert same_bytes(target, run.views(i))
+        other, other_records = plain_run(range(20, 28), 9000, first=100)
+        singles = [
+            write_one(tier, layout.unpack(row.tobytes(), other.places.place(i)), other.views(i))
+            for i, row in enumerate(other_records)
+        ]
+        units = np.asarray([single.place[0].units for single in singles], dtype=np.int64)
+        came = tier.read_run(emptied(replace(other, places=other.places._replace(units=units))))
+        assert not came.faults
+
+    def test_pieces_of_a_run_fare_independently(self, tier: Tier) -> None:
+        run, records = plain_run(range(1, 9), 9000)
+        records["checksum"][3] ^= 1
+        stored = tier.write_run(run, records)
+        assert {i: type(fault) for i, fault in stored.faults.items()} == {3: Corrupt}
+        units = stored.units.copy()
+        start = run.places.start.copy()
+        start[5] += 1  # the books think it lies elsewhere
+        target = emptied(replace(run, places=run.places._replace(start=start, units=units)))
+        came = tier.read_run(target)
+        assert {i: type(fault) for i, fault in came.faults.items()} == {3: NotFound, 5: NotFound}
+        good = [i for i in range(8) if i not in came.faults]
+        assert all(same_bytes(target.views(i), run.views(i)) for i in good)
 
     def test_threads_of_a_lane_do_not_disturb_each_other(self, tier: Tier) -> None:
         """Four threads write, read, discard and scan, each on pieces of its own."""

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kvstored.core.columnar import Places
 from kvstored.core.types import UNIT_BYTES, Extent, Place
-from kvstored.errors import Unavailable
+from kvstored.errors import Corrupt, Unavailable
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import Views, ref_of
+from kvstored.tiers.base import PieceRun, Views, ref_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import SlabIo, aligned
-from tests.tiers.conformance import content, piece, run_of, same_bytes
+from tests.tiers.conformance import content, emptied, piece, plain_run, run_of, same_bytes
 from tests.tiers.disk_faults import EIO, FailingIo
 from tests.tiers.test_disk import SMALL, opened
 
@@ -61,6 +63,72 @@ def test_neighbours_move_with_one_call_for_every_4_mib(
     assert found == stored
     assert io.calls == ["preadv"]
     assert all(same_bytes(t, s) for t, (_, s) in zip(targets, pieces, strict=True))
+    disk.close()
+
+
+@pytest.mark.parametrize(("block_bytes", "count"), [(4096, 1500), (16 << 10, 512), (1 << 20, 6)])
+def test_runs_of_columns_move_4_mib_a_call_and_commit_once(
+    tmp_path: Path, block_bytes: int, count: int
+) -> None:
+    io = FailingIo()
+    disk = opened(tmp_path, replace(SMALL, map_bytes=8 << 20, slab_bytes=16 << 20), io)
+    run, records = plain_run(range(1, count + 1), block_bytes)
+    calls = -(-count // min(1024, (4 << 20) // block_bytes))
+    io.calls.clear()
+    assert not disk.write_run(run, records).faults
+    assert io.calls == ["pwritev"] * calls + ["fdatasync"]
+    assert disk.records() == count
+    io.calls.clear()
+    target = emptied(run)
+    assert not disk.read_run(target).faults
+    assert io.calls == ["preadv"] * calls
+    assert all(np.array_equal(a, b) for a, b in zip(target.slots, run.slots, strict=True))
+    disk.close()
+
+
+def test_a_run_that_cannot_be_synced_leaves_no_record_and_makes_the_tier_read_only(
+    tmp_path: Path,
+) -> None:
+    io = FailingIo()
+    disk = opened(tmp_path, io=io)
+    run, records = plain_run(range(1, 9), 4096)
+    io.errors["fdatasync"] = EIO
+    assert {type(fault) for fault in disk.write_run(run, records).faults.values()} == {Unavailable}
+    assert disk.records() == 0
+    del io.errors["fdatasync"]
+    assert len(disk.write_run(run, records).faults) == 8, "it is read-only now"
+    disk.close()
+
+
+def test_a_part_of_a_run_that_cannot_be_read_takes_only_its_own_pieces_with_it(
+    tmp_path: Path,
+) -> None:
+    disk = opened(tmp_path, io=BadStretch(0, UNIT_BYTES))
+    run, records = plain_run(range(1, 5), 4096)
+    other, others = plain_run(range(5, 9), 4096, first=100)
+    assert not disk.write_run(run, records).faults | disk.write_run(other, others).faults
+    places = Places(*map(np.concatenate, zip(run.places, other.places, strict=True)))
+    names = np.concatenate([run.fingerprints, other.fingerprints])
+    both = PieceRun(names, places, 4096, [aligned(4096) for _ in range(8)])
+    came = disk.read_run(both)
+    assert {i: type(fault) for i, fault in came.faults.items()} == dict.fromkeys(
+        range(4), Unavailable
+    )
+    assert all(np.array_equal(both.slots[4 + i], other.slots[i]) for i in range(4))
+    disk.close()
+
+
+def test_a_block_of_a_run_that_rots_on_the_disk_is_corrupt_and_the_others_are_not(
+    tmp_path: Path,
+) -> None:
+    disk = opened(tmp_path)
+    run, records = plain_run(range(1, 9), 5000)
+    assert not disk.write_run(run, records).faults
+    with (tmp_path / "slab-00000.dat").open("r+b") as slab:
+        slab.seek(int(run.places.start[2]) * UNIT_BYTES + 4999)
+        slab.write(b"\x00" if run.slots[2][4999] else b"\x01")
+    came = disk.read_run(emptied(run))
+    assert {i: type(fault) for i, fault in came.faults.items()} == {2: Corrupt}
     disk.close()
 
 

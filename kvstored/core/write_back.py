@@ -1,0 +1,178 @@
+"""Which copies in memory are written to NVMe, in the order in which they became dirty: plain ones as runs, others as tasks."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.books import Books
+from kvstored.core.carriage import Carriage
+from kvstored.core.columnar import Places
+from kvstored.core.columns import CLEAN, READY, WAITING
+from kvstored.core.copying import Copying, CopyRun
+from kvstored.core.plain_reads import are_movable
+from kvstored.core.policies.base import budget_of
+from kvstored.core.space import units_of
+from kvstored.core.types import Budget, Rows, TierId, as_rows
+
+REFUSALS_MAX = 16
+"""Copies without room that one call passes over: others may be smaller, or of the other budget."""
+LOOKS_MAX = 2048
+"""Copies that one call looks at: a few milliseconds."""
+RUN_MIN = 4
+"""Fewer are begun faster one by one."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """One call. `bytes_left` to begin; `again`: copies without room that go to the end of the queue; `singles`: so many in front are known to
+    be no run."""
+
+    bytes_left: int
+    everything: bool
+    refusals_max: int
+    now_s: float
+    begun: list[Copying]
+    again: list[int]
+    looks_left: int = LOOKS_MAX
+    singles: int = 0
+
+    def is_over(self) -> bool:
+        return self.bytes_left <= 0 or not self.looks_left or len(self.again) >= self.refusals_max
+
+
+class WriteBack:
+    def __init__(self, books: Books, carriage: Carriage) -> None:
+        self._books = books
+        self._carriage = carriage
+
+    def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
+        """Like `begin`, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
+        copies = self._books.copies
+        state, flags = copies.state[: copies.top], copies.flags[: copies.top]
+        dirty = (
+            (state == READY)
+            & (flags & CLEAN == 0)
+            & (copies.tier[: copies.top] == int(TierId.DRAM))
+        )
+        for copy in np.flatnonzero(dirty).tolist():
+            self._books.wait(copy)
+        return self.begin(bytes_max, now_s, everything=True)
+
+    def begin(self, bytes_max: int, now_s: float, *, everything: bool = False) -> list[Copying]:
+        """Copies to carry to NVMe, oldest first. While the disk has room every block is admitted, later only
+        those that were hit; `everything` admits all."""
+        books = self._books
+        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
+            return []
+        refusals_max = len(books.waiting) + 1 if everything else REFUSALS_MAX
+        round_ = _Round(bytes_max, everything, refusals_max, now_s, [], [])
+        while books.waiting and not round_.is_over():
+            if round_.singles or not self._begin_run(round_):
+                round_.singles = max(round_.singles - 1, 0)
+                self._begin_one(round_)
+        for copy in round_.again:
+            books.wait(copy)
+        return round_.begun
+
+    # ---- one by one
+
+    def _begin_one(self, round_: _Round) -> None:
+        books, copies = self._books, self._books.copies
+        copy = books.waiting.popleft()
+        round_.looks_left -= 1
+        if not copies.flags[copy] & WAITING:
+            return
+        copies.flags[copy] &= ~WAITING & 0xFF
+        if copies.state[copy] != READY or copies.flags[copy] & CLEAN:
+            return
+        if not (round_.everything or self._is_admitted(copy)):
+            return
+        task = self._carriage.begin(copy, TierId.NVME, round_.now_s)
+        if task is not None:
+            round_.begun.append(task)
+            round_.bytes_left -= sum(move.length for move in task.moves)
+        elif books.copy_in(int(copies.block[copy]), TierId.NVME, int(copies.part[copy])) < 0:
+            round_.again.append(copy)
+
+    def _is_admitted(self, copy: int) -> bool:
+        """One-hit wonders do not push others from a disk that is near its high watermark."""
+        books = self._books
+        budget = budget_of(int(books.copies.part[copy]))
+        if self._room(budget) >= int(books.copies.units[copy]):
+            return True
+        block = int(books.copies.block[copy])
+        return int(books.blocks.hits[block]) >= books.space.books[TierId.NVME].limits.admit_hits
+
+    def _room(self, budget: Budget) -> int:
+        """Units below the high watermark."""
+        book, space = self._books.space.books[TierId.NVME], self._books.space
+        return int(space.limit(TierId.NVME, budget) * book.limits.high) - book.used[budget]
+
+    # ---- as runs
+
+    def _begin_run(self, round_: _Round) -> bool:
+        """Take what waits in front as far as it is alike and there is room below the high watermark, so that nothing has to be
+        admitted or evicted. False, with nothing done, where that is not worth it."""
+        books, copies = self._books, self._books.copies
+        first = books.waiting[0]
+        if copies.state[first] != READY or not books.layout_of(int(copies.block[first])).is_plain:
+            return False
+        length = int(books.pieces.length[copies.first_piece[first]])
+        count = min(self._room_for(length), round_.looks_left, -(-round_.bytes_left // length))
+        row = as_rows(list(islice(books.waiting, max(count, 0))))
+        count, run = self._alike(row, int(books.blocks.ns[copies.block[first]]), length)
+        places = self._places(length, len(run)) if len(run) >= RUN_MIN else None
+        if places is None:
+            round_.singles = count
+            return False
+        for _ in range(count):
+            books.waiting.popleft()
+        copies.flags[row[:count]] &= ~WAITING & 0xFF
+        begun = self._carriage.open_run(run, TierId.NVME, places, np.arange(len(run)))
+        self._note(round_, begun, count)
+        return True
+
+    def _note(self, round_: _Round, run: CopyRun, looked: int) -> None:
+        round_.begun.append(run)
+        round_.bytes_left -= run.size_bytes
+        round_.looks_left -= looked
+
+    def _room_for(self, length: int) -> int:
+        free = self._books.space.books[TierId.NVME].extents.free_units
+        return min(self._room(Budget.GLOBAL), free) // units_of(length)
+
+    def _places(self, length: int, count: int) -> Places | None:
+        units = units_of(length)
+        return self._books.space.take_equal(TierId.NVME, Budget.GLOBAL, units, count)
+
+    def _alike(self, row: Rows, ns: int, length: int) -> tuple[int, Rows]:
+        """How many in front are passed over or plain, of this namespace and length, and the latter."""
+        books, copies = self._books, self._books.copies
+        if not len(row):
+            return 0, row
+        flags = copies.flags[row]
+        is_passed = (flags & WAITING == 0) | (copies.state[row] != READY) | (flags & CLEAN != 0)
+        is_passed |= self._are_on_disk(row) | _are_repeated(row)
+        fine = ~is_passed & (copies.tier[row] == int(TierId.DRAM)) & are_movable(books, row, ns)
+        fine &= books.pieces.length[copies.first_piece[row]] == length
+        good = is_passed | fine
+        count = len(row) if good.all() else int(np.argmin(good))
+        return count, row[:count][fine[:count]]
+
+    def _are_on_disk(self, row: Rows) -> NDArray[np.bool_]:
+        """Of plain blocks: whose other copy is on NVMe or on its way there."""
+        copies = self._books.copies
+        first = self._books.blocks.first_copy[copies.block[row]]
+        other = np.where(first == row, copies.next[row], first)
+        on_disk: NDArray[np.bool_] = (other >= 0) & (copies.tier[other] == int(TierId.NVME))
+        return on_disk
+
+
+def _are_repeated(row: Rows) -> NDArray[np.bool_]:
+    """A row that was given back and taken again may wait twice: the first time counts."""
+    _, first = np.unique(row, return_index=True)
+    repeated = np.ones(len(row), dtype=np.bool_)
+    repeated[first] = False
+    return repeated
