@@ -78,6 +78,7 @@ class StoreQueue:
         self.flush(timeout_s)
         with self._changed:
             self._is_closed = True
+            self._held_bytes -= sum(batch.size_bytes for batch in self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
 
@@ -88,8 +89,6 @@ class StoreQueue:
             finally:
                 with self._changed:
                     self._held_bytes -= batch.size_bytes
-                    if not self._waiting:
-                        self._held_bytes = 0
                     self._changed.notify_all()
 
     def _next(self) -> Batch | None:

@@ -141,13 +141,6 @@ class Reach:
                 self._reached(opened, self._clock.elapsed_s() - began_s)
 
     def _reached(self, namespace: Namespace, took_s: float) -> None:
-        with self._changed:
-            if self._is_closed:
-                return
-            self._namespace = namespace
-            self._breaker.reached()
-            self._logged.clear()
-            self._changed.notify_all()
         log.warning(
             "kvstored is there: connector=%s address=%s namespace=%s seconds=%.3f",
             self._name,
@@ -155,14 +148,22 @@ class Reach:
             namespace.digest.hex()[:16],
             took_s,
         )
+        with self._changed:
+            if self._is_closed:
+                return
+            self._namespace = namespace
+            self._breaker.reached()
+            self._logged.clear()
+            self._changed.notify_all()
 
     def _refused(self, error: KvstoredError) -> None:
-        with self._changed:
-            self._breaker.refused()
-            self._changed.notify_all()
+        """Told before it shows, so that who asks why finds the reason."""
         log.error(
             "kvstored refuses this engine, its connector is off: connector=%s %s", self._name, error
         )
+        with self._changed:
+            self._breaker.refused()
+            self._changed.notify_all()
 
     def _told_away(self, error: BaseException) -> None:
         """Once an outage, and for each new kind of error in it."""

@@ -60,8 +60,11 @@ class Engine:
             self._end()
             raise
 
-    def generate(self, prompt: list[int], tokens: int, salt: str = "") -> Said:
-        return Said.of(self._ask(do="generate", prompt=prompt, tokens=tokens, salt=salt))
+    def generate(
+        self, prompt: list[int], tokens: int, salt: str = "", adapter: Path | None = None
+    ) -> Said:
+        asked = {"prompt": prompt, "tokens": tokens, "salt": salt, "adapter": str(adapter or "")}
+        return Said.of(self._ask(do="generate", **asked))
 
     def generate_all(self, prompts: list[list[int]], tokens: int) -> list[Said]:
         """At once."""

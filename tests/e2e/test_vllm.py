@@ -2,6 +2,7 @@
 """Real vLLM engines on the CPU with a real model, sharing prefixes through a real daemon. `make e2e` runs it in an environment of its own."""
 
 import importlib.util
+import json
 import shutil
 import statistics
 import tempfile
@@ -345,3 +346,47 @@ def test_sliding_windows_and_tensor_parallel_ranks(
         assert (said.cached, other.external_hits()) == (hits, hits)
         assert (said.tokens, said.logprobs) == (kept.tokens, kept.logprobs)
         assert other.metrics()["vllm:kvstored_hit_dram_tokens"] == hits * ranks
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """LoRA weights for the tiny model, always at the same place under the same name."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(seed)
+    made = folder / "adapter"
+    made.mkdir(exist_ok=True)
+    weights = {}
+    for layer in range(4):
+        for name, width in (("q_proj", 256), ("v_proj", 128)):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(8, 128).to(torch.bfloat16) * 0.1
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(width, 8).to(torch.bfloat16) * 0.1
+    save_file(weights, made / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    (made / "adapter_config.json").write_text(json.dumps({**told, "bias": "none"}))
+    return made
+
+
+def test_an_adapter_s_kv_is_its_own_even_when_its_weights_change_under_its_name(
+    served: Served, folder: Path, connector: dict[str, str]
+) -> None:
+    asked = [5 + (i * i * 37) % 990 for i in range(300)]
+    hits = 288
+    options = {"block_size": 32, "max_model_len": 1024, "skip_tokenizer_init": True}
+    lora = {**options, "enable_lora": True, "max_lora_rank": 8}
+    model = tiny(folder, "adapted")
+    with Engine(folder, connector, model, **lora) as one:
+        bare = one.generate(asked, 16)
+        first = one.generate(asked, 16, adapter=adapter(folder, 1))
+        kept = one.generate(asked, 16, adapter=folder / "adapter")
+        stored(served)
+    assert (bare.cached, first.cached, kept.cached) == (0, 0, hits)
+    assert bare.tokens != first.tokens, "the adapter matters"
+    with Engine(folder, connector, model, **lora) as same:
+        said = same.generate(asked, 16, adapter=folder / "adapter")
+        assert (said.cached, said.logprobs) == (hits, kept.logprobs)
+    with Engine(folder, connector, model, **lora) as other:
+        said = other.generate(asked, 16, adapter=adapter(folder, 2))
+        assert said.cached == 0
+        assert said.tokens != first.tokens

@@ -1,7 +1,5 @@
 """The secondary tier under vLLM 0.33's own factory and tiering manager, with its CPU region as primary tier; what is missing is a GPU in front."""
 
-import importlib.metadata
-import importlib.util
 import os
 import signal
 import tempfile
@@ -14,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstored.connectors import versions
 from tests.crash.served import Served, wait_until
 
 pytestmark = pytest.mark.engine
-if importlib.util.find_spec("vllm") is None or not importlib.metadata.version("vllm").startswith(
-    "0.33"
-):
+if not (versions.installed(versions.VLLM) or "").startswith("0.33"):
     pytest.skip("vLLM 0.33 is not in this environment: make e2e", allow_module_level=True)
 
 from vllm.v1.kv_offload.base import (  # noqa: E402 - only where it is there

@@ -34,25 +34,30 @@ def main() -> None:
     engine.llm_engine.engine_core.shutdown()
 
 
-def on_generate(engine: Any, *, prompt: list[int], tokens: int, salt: str = "") -> dict[str, Any]:
-    return _said(
-        engine, [{"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}], tokens
-    )[0]
+def on_generate(
+    engine: Any, *, prompt: list[int], tokens: int, salt: str = "", adapter: str = ""
+) -> dict[str, Any]:
+    given = {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
+    return _said(engine, [given], tokens, adapter)[0]
 
 
 def on_generate_all(engine: Any, *, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
-    return _said(engine, [{"prompt_token_ids": prompt} for prompt in prompts], tokens)
+    return _said(engine, [{"prompt_token_ids": prompt} for prompt in prompts], tokens, "")
 
 
-def _said(engine: Any, given: list[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
+def _said(
+    engine: Any, given: list[dict[str, Any]], tokens: int, adapter: str
+) -> list[dict[str, Any]]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     began_s = time.perf_counter()
     has_tokenizer = not engine.model_config.skip_tokenizer_init
     sampling = SamplingParams(
         temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=has_tokenizer, logprobs=1
     )
-    outs = engine.generate(given, sampling, use_tqdm=False)
+    lora = LoRARequest("adapter", 1, adapter) if adapter else None
+    outs = engine.generate(given, sampling, use_tqdm=False, lora_request=lora)
     return [
         {
             "tokens": list(out.outputs[0].token_ids),
