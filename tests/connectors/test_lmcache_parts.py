@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +26,32 @@ from .stand_ins import CacheEngineKey, EngineConfig, EventNotifier, LocalMemory,
 
 OURS = ("kvstored.connectors.lmcache_l2", "kvstored.connectors.lmcache_remote")
 SIZE = 4096
-LIMITS = {**dict.fromkeys(("lookup", "probe", "load", "store"), "500ms"), "revision": "w1"}
+LIMITS = dict.fromkeys(("lookup", "probe", "load", "store"), "500ms")
 SLACK_S = 4.0
 """Of a busy machine; what hangs takes longer."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """One daemon for all: each test has weights of its own, and none ends it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvs") as name,
+        Served(Path(name), dram="64MiB", disk="0B") as daemon,
+    ):
+        yield daemon
+
+
+@pytest.fixture
+def served(shared: Served) -> Served:
+    return shared
+
+
+@pytest.fixture
+def options(request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
+    """Of a connector: of the daemon where the test has one, else of one that is not there (yet)."""
+    has_daemon = "served" in request.fixturenames
+    address = request.getfixturevalue("shared").address if has_daemon else f"unix://{folder}/s"
+    return {"address": address, **LIMITS, "revision": request.node.name[-60:]}
 
 
 @pytest.fixture
@@ -145,10 +169,9 @@ def test_after_the_end_a_task_is_answered_and_nothing_is_told() -> None:
 
 
 @pytest.fixture
-def adapter(lmcache: None, folder: Path) -> Iterator[Any]:
+def adapter(lmcache: None, options: dict[str, str]) -> Iterator[Any]:
     from kvstored.connectors.lmcache_l2 import KvstoredL2, KvstoredL2Config
 
-    options = {"address": f"unix://{folder}/s", **LIMITS}
     made = KvstoredL2(KvstoredL2Config.from_dict(options))
     yield made
     made.close()
@@ -183,14 +206,15 @@ def loaded(adapter: Any, keys: list[ObjectKey], objects: list[Memory]) -> str:
 
 def test_objects_come_back_and_are_told_of(adapter: Any, served: Served) -> None:
     wait_until(lambda: stored(adapter, KEYS[:4], memories(4)) == 4 * SIZE)
+    before = served.stat().pins
     assert looked_up(adapter, KEYS[:6]) == "111100"
-    assert served.stat().pins == 1
+    assert served.stat().pins == before + 1
     into = memories(6, seed=9)
     assert loaded(adapter, KEYS[:6], into) == "111100"
     for got, put in zip(into[:4], memories(4), strict=True):
         assert np.array_equal(got.content, put.content)
     adapter.submit_unlock(KEYS[:4])
-    wait_until(lambda: served.stat().pins == 0)
+    wait_until(lambda: served.stat().pins == before)
     adapter.delete(KEYS[:1])
     assert adapter.told == [("stored", KEYS[:4]), ("accessed", KEYS[:4]), ("deleted", KEYS[:1])]
     assert looked_up(adapter, KEYS[:4]) == "0111"
@@ -242,13 +266,12 @@ def test_what_another_client_removed_leaves_the_accounts(adapter: Any, served: S
 
 
 @pytest.fixture
-def connect(lmcache: None, folder: Path) -> Iterator[Callable[..., Any]]:
+def connect(lmcache: None, options: dict[str, str]) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def connector(**changed: Any) -> Any:
         from kvstored.connectors.lmcache_remote import KvstoredRemote
 
-        options = {"address": f"unix://{folder}/s", **LIMITS, **changed.pop("options", {})}
         config = EngineConfig(
             {f"remote_storage_plugin.kvstored.{name}": each for name, each in options.items()},
             **changed,

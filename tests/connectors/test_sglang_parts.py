@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +26,32 @@ from . import stand_ins
 from .stand_ins import HiCacheStorageConfig, HostPool, PoolHitPolicy, PoolName, PoolTransfer
 
 OURS = ("kvstored.connectors.sglang", "kvstored.connectors.sglang_engine")
+LIMITS = dict.fromkeys(("lookup", "probe", "load", "store"), "500ms")
 SLACK_S = 4.0
 """Of a busy machine; what hangs takes longer."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """One daemon for all: each test has weights of its own, and none ends it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvs") as name,
+        Served(Path(name), dram="64MiB", disk="0B") as daemon,
+    ):
+        yield daemon
+
+
+@pytest.fixture
+def served(shared: Served) -> Served:
+    return shared
+
+
+@pytest.fixture
+def options(request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
+    """Of a connector: of the daemon where the test has one, else of one that is not there (yet)."""
+    has_daemon = "served" in request.fixturenames
+    address = request.getfixturevalue("shared").address if has_daemon else f"unix://{folder}/s"
+    return {"address": address, **LIMITS, "revision": request.node.name[-60:]}
 
 
 @pytest.fixture
@@ -41,19 +66,12 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def make(sglang: Any, folder: Path) -> Iterator[Callable[..., Any]]:
+def make(sglang: Any, options: dict[str, str]) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def storage(pool: HostPool | None = None, **changed: Any) -> Any:
-        options = {
-            "address": f"unix://{folder}/s",
-            "revision": "weights-1",
-            "interface_v1": 1,
-            "allocator": "shm",
-            **dict.fromkeys(("lookup", "probe", "load", "store"), "500ms"),
-            **changed.pop("options", {}),
-        }
-        made.append(sglang.KvstoredHiCache(HiCacheStorageConfig(options, **changed), {}))
+        given = {**options, "interface_v1": 1, "allocator": "shm", **changed.pop("options", {})}
+        made.append(sglang.KvstoredHiCache(HiCacheStorageConfig(given, **changed), {}))
         made[-1].register_mem_pool_host(pool or HostPool())
         return made[-1]
 

@@ -28,6 +28,9 @@ def prepared() -> None:
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _kept.append(library)
+    from sglang.srt.mem_cache.pool_host import base
+
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # pools here are a few MB, machines may be full
     logging.getLogger("sglang").setLevel(logging.CRITICAL)
 
 
