@@ -5,7 +5,7 @@ float32 operations in the same order everywhere, so a frame's checksum holds. Se
 lossless method.
 
 Parameters. UNIFORM: a Grid, plus 16 where groups run along a channel and not along a token. ROTATED: bits a value, 2 to 4. BOUNDED: the step is the
-section's standard deviation over 2 to this power; no value is off by more than half a step and its rounding to the element.
+values' standard deviation in the section over 2 to this power; no value is off by more than half a step and its rounding to the element.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,9 @@ def encode(
     step: Step,
 ) -> bool:
     """False, and nothing written, where this section cannot be coded so."""
-    values = floats_of(words, element) - _predicted(references, element, len(words))
+    with np.errstate(invalid="ignore"):  # looked at next
+        true = floats_of(words, element)
+        values = true - _predicted(references, element, len(words))
     if not len(words) or not np.isfinite(values).all():
         return False
     if step.method is Method.UNIFORM:
@@ -67,7 +69,7 @@ def encode(
     if step.method is Method.ROTATED:
         return _encode_rotated(writer, values, tile, step.parameter)
     assert step.method is Method.BOUNDED
-    return _encode_bounded(writer, words, values, step.parameter)
+    return _encode_bounded(writer, words, true, values, step.parameter)
 
 
 def decode(
@@ -226,8 +228,8 @@ def _signs(columns: int) -> Floats:
 # A step for the whole section, and what does not fit in a byte exactly
 
 
-def _encode_bounded(writer: Writer, words: Words, values: Floats, power: int) -> bool:
-    step = np.float32(np.std(values) / np.float32(1 << power)) if power < 24 else np.float32(0)
+def _encode_bounded(writer: Writer, words: Words, true: Floats, values: Floats, power: int) -> bool:
+    step = np.float32(np.std(true) / np.float32(1 << power)) if power < 24 else np.float32(0)
     if not np.isfinite(step) or step <= 0:
         return False
     steps = np.rint(values / step)

@@ -1,6 +1,6 @@
 """How one kind of block is coded, as a value: what its elements are, how they lie, and the steps that its sections go through in turn."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from kvstored.codec.elements import FORMS, Element
@@ -79,6 +79,15 @@ class Plan:
     @property
     def is_lossy(self) -> bool:
         return any(step.method.is_lossy for step in self.steps)
+
+    def for_share(self, plain_bytes: int, full_bytes: int) -> "Plan":
+        """For a block with fewer tokens: tiles have fewer rows then, and a section as many tiles as before."""
+        rows, rest = divmod(self.rows * plain_bytes, full_bytes)
+        if plain_bytes == full_bytes or rest or not rows:
+            return self
+        tile_bytes = self.columns * FORMS[self.element].width_bytes
+        tiles = max(self.section_bytes // (self.rows * tile_bytes), 1)
+        return replace(self, rows=rows, section_bytes=tiles * rows * tile_bytes)
 
     def __str__(self) -> str:
         """As `stat` shows it: `bf16 256x64 symbols:4,symbols 1.53x`."""

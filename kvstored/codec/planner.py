@@ -39,9 +39,9 @@ _RATIO_GAIN = 0.002
 
 
 class Goal(Enum):
-    """SPEED takes a slower method only where it saves 4 % more, RATIO wherever it saves anything, and tries slower ones too."""
+    """SPEED takes a slower method only where it saves 5 % more, RATIO wherever it saves anything, and tries slower ones too."""
 
-    SPEED = 0.04
+    SPEED = 0.05
     RATIO = 0.0
 
 
