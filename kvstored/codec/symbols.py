@@ -128,9 +128,8 @@ def _add_wide(writer: Writer, words: Words, tile: Tile, classes: int) -> bool:
     where = _exceptions(exponents)
     if where is None:
         return False
-    exponents.reshape(-1)[where] = 0
     _add_model(writer, model)
-    symbols = exponents + exponents
+    symbols = exponents + exponents  # of exceptions it is anything: they are put right at the end
     symbols |= high ^ model.sign
     symbols |= ((low >> np.uint8(6)) & np.uint8(1)).reshape(tile)
     _add_symbols(writer, symbols, (exponents - _CENTRE).view(np.int8), classes)
