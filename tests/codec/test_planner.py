@@ -113,3 +113,11 @@ def test_dtype_names_of_engines_are_known_and_others_are_opaque() -> None:
     assert element_of("torch.bfloat16") is Element.BF16
     assert element_of("fp8_e5m2") is Element.F8E5M2
     assert element_of("nvfp4") is Element.OPAQUE
+
+
+def test_a_plan_for_fewer_tokens_has_shorter_tiles_and_as_many_of_them_in_a_section() -> None:
+    plan = Plan(Element.BF16, (Step(Method.SYMBOLS),), 256, 64, section_bytes=3 * 32768)
+    part = plan.for_share(200 * 1000, 256 * 1000)
+    assert (part.rows, part.section_bytes) == (200, 3 * 200 * 128)
+    assert plan.for_share(256 * 1000, 256 * 1000) is plan
+    assert plan.for_share(200 * 1000 + 1, 256 * 1000) is plan
