@@ -98,7 +98,7 @@ def test_noise_and_small_pieces_stay_raw(disk: Disk) -> None:
     noise = np.random.default_rng(1).integers(0, 256, FULL_BYTES, dtype=np.uint8)
     assert write_one(disk, record_of(1, noise), [noise]).codec == Codec.RAW
     assert disk.coding.may_pack(DIGEST, 0, FULL_BYTES) is False
-    small = block()[:12_288]
+    small = block()[:61_440]
     assert write_one(disk, record_of(2, small, at=100), [small]).codec == Codec.RAW
 
 
