@@ -189,6 +189,7 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         slab_bytes=slab_bytes,
         codec=_CODECS[config.disk.codec],
         codec_level=config.disk.codec_level,
+        delta_min_context_tokens=config.disk.delta_min_context_tokens,
         codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
     )
     try:

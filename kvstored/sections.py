@@ -79,6 +79,11 @@ class Disk(Section):
         description="how blocks are stored: fast and small choose for each KV group from its first block, raw where little is gained",
     )
     codec_level: int = Field(default=1, ge=1, le=19, description="level of the zstd codec")
+    delta_min_context_tokens: int = Field(
+        default=131_072,
+        ge=0,
+        description="tokens up to a block from which differences along tokens are tried too",
+    )
     admit_hits: int = Field(
         default=1,
         ge=0,

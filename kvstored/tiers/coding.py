@@ -13,7 +13,7 @@ from kvstored.codec import blocks, frame, planner
 from kvstored.codec.elements import Bytes, element_of
 from kvstored.codec.frame import Codec
 from kvstored.codec.plan import Plan
-from kvstored.codec.planner import Goal
+from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.types import UNIT_BYTES, GroupKind, GroupSpec, Layout, NamespaceSpec
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
@@ -67,11 +67,17 @@ class Coding:
     """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces."""
 
     def __init__(
-        self, codec: Codec, *, level: int = frame.LEVEL_DEFAULT, goal: Goal = Goal.SPEED
+        self,
+        codec: Codec,
+        *,
+        level: int = frame.LEVEL_DEFAULT,
+        goal: Goal = Goal.SPEED,
+        delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
     ) -> None:
         self._codec = codec
         self._level = level
         self._goal = goal
+        self._delta_min_context_tokens = delta_min_context_tokens
         self._groups: dict[tuple[bytes, int], _Group] = {}
         self._lock = threading.Lock()
 
@@ -130,8 +136,14 @@ class Coding:
             return None
         plain = joined(source)
         if is_due:  # two threads may both plan: either plan will do
-            element = element_of(known.namespace.dtype)
-            known.plan = planner.plan_for(plain, element, known.rows, goal=self._goal)
+            known.plan = planner.plan_for(
+                plain,
+                element_of(known.namespace.dtype),
+                known.rows,
+                goal=self._goal,
+                context_tokens=(record.depth + 1) * known.namespace.block_tokens,
+                delta_min_context_tokens=self._delta_min_context_tokens,
+            )
         plan = known.plan
         if plan is None or plan.is_raw:
             return None

@@ -18,7 +18,7 @@ import numpy as np
 from kvstored.clock import Clock
 from kvstored.codec import frame
 from kvstored.codec.frame import Codec
-from kvstored.codec.planner import Goal
+from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.types import UNIT_BYTES, Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
 from kvstored.tiers import record as layout
@@ -60,6 +60,7 @@ class Options:
     codec: Codec = Codec.RAW
     codec_level: int = frame.LEVEL_DEFAULT
     codec_goal: Goal = Goal.SPEED
+    delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS
     direct: bool = True
     pause_s: float = PAUSE_S
 
@@ -83,7 +84,12 @@ class Disk:
         self, directory: Path, options: Options, *, clock: Clock, io: SlabIo | None = None
     ) -> None:
         self._options = options
-        self.coding = Coding(options.codec, level=options.codec_level, goal=options.codec_goal)
+        self.coding = Coding(
+            options.codec,
+            level=options.codec_level,
+            goal=options.codec_goal,
+            delta_min_context_tokens=options.delta_min_context_tokens,
+        )
         self._clock = clock
         self._write_lock = threading.Lock()
         self._grow_lock = threading.Lock()

@@ -112,6 +112,19 @@ def test_a_plan_is_made_anew_at_the_64th_block() -> None:
     assert chosen == [Codec.RAW] * 62 + [Codec.FRAME]
 
 
+@pytest.mark.parametrize(("depth", "is_tried"), [(510, False), (511, True)])
+def test_differences_along_tokens_are_tried_from_131072_tokens_on(
+    depth: int, is_tried: bool
+) -> None:
+    steady = np.cumsum(np.random.default_rng(3).integers(-2, 3, (8, 256, 64)), axis=1)
+    drifting = (steady + np.arange(64) * 977 + 0x3C00).astype("<u2").reshape(-1).view(np.uint8)
+    coding = Coding(Codec.FRAME)
+    coding.learn(layout_of(KV))
+    coding.encoded(replace(record_of(1, drifting), depth=depth), [drifting])
+    (shown,) = coding.shown()
+    assert ("tokens" in shown.plan) == is_tried
+
+
 def test_each_group_shows_its_own_plan_and_what_it_saved(disk: Disk) -> None:
     stored = write_one(disk, record_of(1, block()), [block()])
     noise = np.random.default_rng(1).integers(0, 256, FULL_BYTES, dtype=np.uint8)
