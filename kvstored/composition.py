@@ -7,6 +7,7 @@ from pathlib import Path
 from kvstored import __version__, errors, logs, machine, sections
 from kvstored.clock import Clock
 from kvstored.codec.frame import Codec
+from kvstored.codec.planner import Goal
 from kvstored.config import Config
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
@@ -20,6 +21,7 @@ from kvstored.store.registry import Registry
 from kvstored.store.shell import Shell, Tiers
 from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
+from kvstored.tiers.coding import Coding
 from kvstored.tiers.disk import SLAB_BYTES, Disk, Options, erase, map_bytes_for
 from kvstored.tiers.projection import Projection
 from kvstored.transport.local import TENANT
@@ -34,6 +36,7 @@ DISK_THREADS = 4
 DISK_BACKGROUND_MAX = 2
 """One group commit on the disk, the next one gathering behind it; the other threads are for loads."""
 EPOCH_FILE = "epoch"
+_CODECS = {"raw": Codec.RAW, "zstd": Codec.ZSTD, "fast": Codec.FRAME, "small": Codec.FRAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
         relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
+        coding=disk.coding if disk is not None else Coding(Codec.RAW),
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
     )
     catalog = Catalog(
@@ -183,8 +187,10 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
     options = Options(
         map_bytes=map_bytes_for(config.disk.capacity_bytes),
         slab_bytes=slab_bytes,
-        codec=Codec[config.disk.codec.upper()],
+        codec=_CODECS[config.disk.codec],
         codec_level=config.disk.codec_level,
+        delta_min_context_tokens=config.disk.delta_min_context_tokens,
+        codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
     )
     try:
         try:

@@ -74,10 +74,16 @@ class Disk(Section):
     path: AnyPath = Field(description="directory of the LMDB environment and the slab files")
     high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
     low: Share = Field(default=0.90, description="share in use down to which blocks are evicted")
-    codec: Literal["raw", "zstd"] = Field(
-        default="raw", description="frame that blocks are stored in"
+    codec: Literal["raw", "zstd", "fast", "small"] = Field(
+        default="fast",
+        description="how blocks are stored: fast and small choose for each KV group from its first block, raw where little is gained",
     )
     codec_level: int = Field(default=1, ge=1, le=19, description="level of the zstd codec")
+    delta_min_context_tokens: int = Field(
+        default=131_072,
+        ge=0,
+        description="tokens up to a block from which differences along tokens are tried too",
+    )
     admit_hits: int = Field(
         default=1,
         ge=0,

@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvstored.core.types import TierId
 from kvstored.keeper import EXIT_REFUSED
 from kvstored.notify import Listener
 from kvstored.pb import kvstored_pb2 as pb
+from tests.codec import real
 
 ROOT = Path(__file__).parents[1]
 BLOCK_BYTES = 64 << 10
@@ -130,6 +132,7 @@ class TinyKeeper:
 _STARTER = """
 import fcntl, os, sys
 from kvstored.notify import LISTEN_FDS_START, handed_down
+from tests.codec import real
 config, keeper, *names = sys.argv[1:]
 config = fcntl.fcntl(int(config), fcntl.F_DUPFD, 300)
 kept = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 300) for fd in os.environ.pop("KEPT").split()]
@@ -229,6 +232,37 @@ def test_compressed_blocks_come_back(folder: Path) -> None:
             np.testing.assert_array_equal(block[0], half)
         nvme = client.call("Stat", pb.StatRequest(), pb.StatResponse).tiers[1]
         assert nvme.used_bytes < BLOCKS * BLOCK_BYTES * 0.75
+
+
+@pytest.mark.parametrize("codec", ["fast", "small"])
+def test_real_kv_is_stored_by_a_plan_that_stat_shows(folder: Path, codec: str) -> None:
+    """Eight tiles of 256 tokens and 64 channels, each block with one value of its own."""
+    kv = np.concatenate([real.bits("a"), real.bits("b")] * 2).reshape(-1)
+    rows = [[np.concatenate([[i], kv[1:]]).astype(np.uint16).view(np.uint8)] for i in range(BLOCKS)]
+    group = GroupSpec("kv", GroupKind.LINEAR, len(rows[0][0]))
+    spec = replace(SPEC, block_tokens=256, groups=(group,))
+    with kept(folder, **{"disk.codec": codec}) as keeper, Client(keeper.address) as client:
+        namespace = client.open_namespace(spec)
+        keys = namespace.keys(range(256 * BLOCKS))
+        namespace.put(keys, rows)
+        deadline = time.monotonic() + 20
+        while client.call("Stat", pb.StatRequest(), pb.StatResponse).tiers[0].dirty_copies:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        nvme = client.call("Stat", pb.StatRequest(), pb.StatResponse).tiers[1]
+        assert nvme.codec == codec
+        assert nvme.used_bytes < BLOCKS * group.bytes_per_block * 0.72
+        (shown,) = nvme.groups
+        assert shown.plan.startswith("bf16 256x64 ")
+        assert nvme.codec_ratio == pytest.approx(shown.plain_bytes / shown.stored_bytes)
+        assert nvme.codec_ratio > 1.4
+        assert keeper.stop() == 0
+        keeper.forget()
+        keeper.start()
+        wait_until_recovered(client)
+        for found, row in zip(namespace.get(keys).blocks, rows, strict=True):
+            assert found is not None
+            np.testing.assert_array_equal(found[0], row[0])
 
 
 def test_a_disk_that_cannot_be_used_leaves_dram_serving(folder: Path) -> None:

@@ -61,7 +61,9 @@ def _stat_text(answer: pb.StatResponse) -> Group:
         }
     )
     counters = facts({name: _count(name, n) for name, n in sorted(answer.counters.items())})
-    return Group(head, "", _tiers_text(answer), "", counters)
+    codecs = _codecs_text(answer)
+    tables: list[RenderableType] = [_tiers_text(answer), *([codecs] if codecs.rows else [])]
+    return Group(head, "", *tables, "", counters)
 
 
 def _count(name: str, count: float) -> str:
@@ -84,6 +86,18 @@ def _tiers_text(answer: pb.StatResponse) -> Table:
             *map(units.format_about, (tier.leased_bytes, tier.pinned_bytes)),
             *map(units.format_about, (tier.quarantined_bytes, tier.aside_bytes)),
             *(f"{tier.fragmentation:.1%}", f"{tier.codec} {tier.codec_ratio:.2f}x".strip()),
+        )
+    return made
+
+
+def _codecs_text(answer: pb.StatResponse) -> Table:
+    made = table("namespace", "group", "plan", "written >", "stored >", "ratio >")
+    for each in (each for tier in answer.tiers for each in tier.groups):
+        ratio = f"{each.plain_bytes / each.stored_bytes:.2f}x" if each.stored_bytes else "-"
+        made.add_row(
+            *(each.namespace.hex()[:12], each.group, each.plan),
+            *map(units.format_about, (each.plain_bytes, each.stored_bytes)),
+            ratio,
         )
     return made
 

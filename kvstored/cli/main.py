@@ -77,6 +77,12 @@ def _replay() -> tuple[click.Command, ...]:
     return (replay,)
 
 
+def _codec() -> tuple[click.Command, ...]:
+    from kvstored.cli.codec import COMMANDS
+
+    return COMMANDS
+
+
 def _processes() -> tuple[click.Command, ...]:
     from kvstored.cli.processes import daemon, front
 
@@ -103,7 +109,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
         **dict.fromkeys(("remove", "clear"), _data),
     },
     "Namespaces": dict.fromkeys(("retire", "remove-namespace"), _namespaces),
-    "Prove it": {"verify": _verify, "replay": _replay},
+    "Prove it": {"verify": _verify, "replay": _replay, "codec": _codec},
 }
 _HIDDEN: dict[str, Load] = dict.fromkeys(("daemon", "front"), _processes)
 _LOADS = {name: load for family in (*_FAMILIES.values(), _HIDDEN) for name, load in family.items()}

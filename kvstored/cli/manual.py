@@ -147,7 +147,7 @@ def _definitions(title: str, pairs: Mapping[str, str]) -> Iterator[str]:
 
 def _command(ctx: click.Context) -> Iterator[str]:
     usage = " ".join(ctx.command.collect_usage_pieces(ctx))
-    yield f"### kvstored {ctx.info_name}"
+    yield f"### {ctx.command_path}"
     yield ""
     yield f"    {ctx.command_path} {usage}"
     yield ""
@@ -159,3 +159,6 @@ def _command(ctx: click.Context) -> Iterator[str]:
         if record is not None and param is not ctx.command.get_help_option(ctx):
             yield f"- `{record[0]}`: {' '.join(record[1].split())}"
     yield ""
+    if isinstance(ctx.command, click.Group):
+        for name, below in ctx.command.commands.items():
+            yield from _command(click.Context(below, parent=ctx, info_name=name))

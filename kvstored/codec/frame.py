@@ -1,4 +1,4 @@
-"""The bytes of a piece as they lie in a slower tier: raw, or one zstd frame. No header of its own: codec and sizes are in the record.
+"""The bytes of a piece as they lie in a slower tier: raw, one zstd frame, or a frame of `blocks`. Which one, and its sizes, are in the record.
 
 Decoding parses bytes from a disk, so any input either fills the target exactly or is Corrupt. Never used on memory that a client can write.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from kvstored.codec import blocks
 from kvstored.errors import Corrupt
 
 Views = Sequence[NDArray[np.uint8]]
@@ -21,6 +22,7 @@ class Codec(IntEnum):
 
     RAW = 0
     ZSTD = 1
+    FRAME = 2
 
 
 def compressed(source: Views, level: int) -> NDArray[np.uint8]:
@@ -38,6 +40,8 @@ def decode(codec: int, stored: NDArray[np.uint8], target: Views) -> None:
         _unwrap_raw(stored, target)
     elif codec == Codec.ZSTD:
         _unwrap_zstd(stored, target)
+    elif codec == Codec.FRAME:
+        _unwrap_frame(stored, target)
     else:
         raise Corrupt(f"frame of an unknown codec: {codec=}")
 
@@ -50,6 +54,15 @@ def _unwrap_raw(stored: NDArray[np.uint8], target: Views) -> None:
     for view in target:
         np.copyto(view, stored[start : start + len(view)])
         start += len(view)
+
+
+def _unwrap_frame(stored: NDArray[np.uint8], target: Views) -> None:
+    if len(target) == 1:
+        blocks.decode(stored, target[0])
+        return
+    whole = np.empty(sum(len(view) for view in target), dtype=np.uint8)
+    blocks.decode(stored, whole)
+    _unwrap_raw(whole, target)
 
 
 def _unwrap_zstd(stored: NDArray[np.uint8], target: Views) -> None:

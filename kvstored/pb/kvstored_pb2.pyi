@@ -878,7 +878,7 @@ class StatResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -894,6 +894,7 @@ class TierStat(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     CODEC_RATIO_FIELD_NUMBER: _ClassVar[int]
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -909,7 +910,22 @@ class TierStat(_message.Message):
     codec: str
     codec_ratio: float
     aside_bytes: int
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ...) -> None: ...
+
+class GroupCodec(_message.Message):
+    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    group: str
+    plan: str
+    plain_bytes: int
+    stored_bytes: int
+    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

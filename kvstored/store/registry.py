@@ -119,6 +119,7 @@ class Registry:
         blocks += self._shell.catalog.remove_namespace(layout.id, self._shell.now_s())
         self._shell.apply()
         del self._shell.layouts[layout.id]
+        self._shell.tiers.coding.forget(layout.digest)
         self._shell.events.add(EventKind.NAMESPACE_REMOVED, digest=layout.digest)
         return blocks
 
@@ -146,6 +147,7 @@ class Registry:
 
     def _add(self, layout: Layout) -> None:
         self._shell.layouts[layout.id] = layout
+        self._shell.tiers.coding.learn(layout)
         self._shell.catalog.add_namespace(layout)
         self._shell.apply()
 

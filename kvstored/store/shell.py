@@ -23,6 +23,7 @@ from kvstored.store.pace import Pace
 from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, PieceRef, Tier
+from kvstored.tiers.coding import Coding
 from kvstored.tiers.projection import Projection
 from kvstored.tiers.record import Record
 
@@ -43,7 +44,7 @@ class Tiers:
     """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off.
 
     What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `relink_disk` parents that became known late, `disk_index_share`
-    tells how full the index is.
+    tells how full the index is; `coding` chooses its frames and wants to know the namespaces.
     """
 
     arena: Arena
@@ -53,6 +54,7 @@ class Tiers:
     flush_disk_counters: Callable[[Sequence[Counters]], None]
     relink_disk: Callable[[Sequence[Link]], None]
     disk_index_share: Callable[[], float]
+    coding: Coding
     projection: Projection
 
     def tier(self, tier: TierId) -> Tier:

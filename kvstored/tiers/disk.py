@@ -18,6 +18,7 @@ import numpy as np
 from kvstored.clock import Clock
 from kvstored.codec import frame
 from kvstored.codec.frame import Codec
+from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.types import UNIT_BYTES, Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
 from kvstored.tiers import record as layout
@@ -34,6 +35,7 @@ from kvstored.tiers.base import (
     failed,
     write_each,
 )
+from kvstored.tiers.coding import Coding
 from kvstored.tiers.disk_env import KEY_END, Change, RecordEnv, key_of
 from kvstored.tiers.disk_runs import DiskRuns
 from kvstored.tiers.disk_scan import columns_of
@@ -57,6 +59,8 @@ class Options:
     slab_bytes: int = SLAB_BYTES
     codec: Codec = Codec.RAW
     codec_level: int = frame.LEVEL_DEFAULT
+    codec_goal: Goal = Goal.SPEED
+    delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS
     direct: bool = True
     pause_s: float = PAUSE_S
 
@@ -80,6 +84,12 @@ class Disk:
         self, directory: Path, options: Options, *, clock: Clock, io: SlabIo | None = None
     ) -> None:
         self._options = options
+        self.coding = Coding(
+            options.codec,
+            level=options.codec_level,
+            goal=options.codec_goal,
+            delta_min_context_tokens=options.delta_min_context_tokens,
+        )
         self._clock = clock
         self._write_lock = threading.Lock()
         self._grow_lock = threading.Lock()
@@ -151,7 +161,8 @@ class Disk:
         return outcomes
 
     def write_run(self, run: PieceRun, records: Records) -> Carried:
-        if self._options.codec is not Codec.RAW:
+        digests, _ = layout.digests_of(records)
+        if any(self.coding.may_pack(digest, 0, run.length) for digest in digests):
             return write_each(self, run, records)
         with self._write_lock:
             if self.is_read_only():
@@ -220,20 +231,16 @@ class Disk:
         assert memory.size_of(source) == record.length
         if memory.hash_of(source) != record.checksum:
             return Corrupt(f"source does not match its checksum: length={record.length}")
-        codec, stored, checksum = Codec.RAW, source, record.checksum
-        if self._options.codec is Codec.ZSTD:
-            packed = frame.compressed(source, self._options.codec_level)
-            if _units(len(packed)) < _units(record.length):
-                codec, stored, checksum = Codec.ZSTD, [packed], memory.hash_of([packed])
-        stored_length = memory.size_of(stored)
-        staging = slabs.staged(stored)
+        encoded = self.coding.encoded(record, source)
+        stored_length = memory.size_of(encoded.stored)
+        staging = slabs.staged(encoded.stored)
         staging.fill()
         written = replace(
             record,
             place=layout.trimmed(record.place, stored_length),
-            codec=int(codec),
+            codec=int(encoded.codec),
             stored_length=stored_length,
-            stored_checksum=checksum,
+            stored_checksum=encoded.checksum,
             state=State.READY,
             leased=False,
             owner_pid=0,
@@ -380,10 +387,6 @@ def _windows(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequen
         held_bytes += size_bytes
     if start < len(items):
         yield items[start:]
-
-
-def _units(size_bytes: int) -> int:
-    return -(-size_bytes // UNIT_BYTES)
 
 
 def _record_or_none(value: bytes | None) -> Record | None:

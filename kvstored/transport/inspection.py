@@ -86,7 +86,7 @@ class Inspection:
             epoch=shell.events.epoch,
             uptime_s=self._around.uptime_s(),
             state=self._around.state(),
-            tiers=[self._tier_message(use) for use in shell.catalog.tier_use()]
+            tiers=[self._tier_message(use, caller) for use in shell.catalog.tier_use()]
             + [
                 pb.TierStat(
                     name=tier.name.lower(), capacity_bytes=size_bytes, state="off", codec_ratio=1.0
@@ -105,7 +105,7 @@ class Inspection:
             policy=self._around.policy,
         )
 
-    def _tier_message(self, use: TierUse) -> pb.TierStat:
+    def _tier_message(self, use: TierUse, caller: Caller) -> pb.TierStat:
         facts = self._around.tier_facts(use.tier)
         counts = self._store.shell.counts
         stored = counts["stored_bytes", ""]
@@ -126,7 +126,23 @@ class Inspection:
             recovered=facts.recovered,
             codec=facts.codec,
             codec_ratio=written / stored if use.tier is TierId.NVME and stored else 1.0,
+            groups=self._group_codecs(caller) if use.tier is TierId.NVME else (),
         )
+
+    def _group_codecs(self, caller: Caller) -> list[pb.GroupCodec]:
+        shell, mine = self._store.shell, self._namespaces(caller)
+        digests = {shell.layouts[ns].digest for ns in mine}
+        return [
+            pb.GroupCodec(
+                namespace=each.digest,
+                group=each.group,
+                plan=each.plan,
+                plain_bytes=each.plain_bytes,
+                stored_bytes=each.stored_bytes,
+            )
+            for each in shell.tiers.coding.shown()
+            if each.digest in digests and each.plan
+        ]
 
     async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:
         """Of one namespace or of all of the tenant; with keys only the nodes that begin with one of them."""

@@ -40,14 +40,27 @@ def test_the_keepers_own_commands_are_not_in_the_manual() -> None:
         assert command(name).hidden
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_explains_itself_and_its_flags(name: str) -> None:
-    found = command(name)
+def paths() -> list[tuple[str, ...]]:
+    """Of every command, those below another one too."""
+    found: list[tuple[str, ...]] = []
+    for name in NAMES:
+        above = command(name)
+        below = list(above.commands) if isinstance(above, click.Group) else []
+        found += [(name, each) for each in below] or [(name,)]
+    return found
+
+
+@pytest.mark.parametrize("path", paths(), ids=" ".join)
+def test_every_command_explains_itself_and_its_flags(path: tuple[str, ...]) -> None:
+    found = command(path[0])
     assert found.help
+    if isinstance(found, click.Group):
+        found = found.commands[path[1]]
+        assert found.help
     for param in found.params:
         if isinstance(param, click.Option):
             assert param.help, param.name
-    assert "--json" in done(name, "--help").stdout
+    assert "--json" in done(*path, "--help").stdout
 
 
 def test_every_class_of_error_has_one_exit_code() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvstored import errors
 from kvstored.clock import ManualClock
+from kvstored.codec.frame import Codec
 from kvstored.core.calls import (
     Acquire,
     FillStatus,
@@ -50,6 +51,7 @@ from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell, Tiers
 from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
+from kvstored.tiers.coding import Coding
 from kvstored.tiers.faulty import Faults, FaultyTier
 from kvstored.tiers.memory import MemoryTier
 from kvstored.tiers.projection import Projection
@@ -96,6 +98,7 @@ class World:
             flush_disk_counters=lambda _: None,
             relink_disk=lambda _: None,
             disk_index_share=lambda: self.index_share,
+            coding=Coding(Codec.RAW),
             projection=Projection(arena_blocks * 2 * UNIT_BYTES, epoch=epoch, tenant="default"),
         )
         units = 2

@@ -1,0 +1,142 @@
+"""P and B sections: what an element differs by from the same element of one reference block, or of the mean of two.
+
+The difference is taken of the bit patterns as integers, modulo their width: exact for every value, NaN payloads too, and small where the
+values are near. How small depends on the size of the value, so differences can be put into bins by the reference's exponent, which the
+decoder has as well; each bin has a Huffman code of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.codec import planes, zigzag
+from kvstored.codec.elements import FORMS, Bytes, Element, Words, exponents_of
+from kvstored.codec.streams import Reader, Writer
+from kvstored.errors import Corrupt
+
+_ESCAPE = 255
+_BIAS = 127
+"""Differences of -127 to 127 are one byte; others are escaped and follow whole."""
+_ESCAPES_SHARE = 16
+"""More escapes than 1/16 of the values, and the upper byte of every difference is coded instead."""
+_SAMPLE = 1024
+_NARROW, _WIDE = 0, 1
+
+_STRETCH = 1 << 15
+Bins = list[NDArray[np.bool_]]
+"""A mask over the values for each bin; none means one bin."""
+
+
+def encode(
+    writer: Writer, words: Words, references: Sequence[Words], element: Element, bins: int
+) -> None:
+    reference = _predicted(references)
+    difference = words - reference
+    if FORMS[element].width_bytes == 4:
+        planes.encode(writer, zigzag.folded(difference))
+        return
+    in_bins = _binned(exponents_of(reference, element), bins)
+    if FORMS[element].width_bytes == 1:
+        _add_binned(writer, difference.astype(np.uint8), in_bins)
+        return
+    difference += np.uint16(_BIAS)
+    symbols = difference.astype(np.uint8)
+    symbols[np.flatnonzero(difference > 255)] = _ESCAPE
+    difference -= np.uint16(_BIAS)
+    where = np.flatnonzero(symbols == _ESCAPE)
+    if len(where) * _ESCAPES_SHARE <= len(words):
+        writer.add_number(_NARROW)
+        writer.add_number(len(where))
+        _add_binned(writer, symbols, in_bins)
+        planes.encode(writer, difference[where])
+        return
+    writer.add_number(_WIDE)
+    folded = zigzag.folded(difference)
+    _add_binned(writer, (folded >> 8).astype(np.uint8), in_bins)
+    _add_binned(writer, folded.astype(np.uint8), in_bins)
+
+
+def decode(
+    reader: Reader, target: Words, references: Sequence[Words], element: Element, bins: int
+) -> None:
+    reference = _predicted(references)
+    if FORMS[element].width_bytes == 4:
+        folded = np.empty_like(target)
+        planes.decode(reader, folded)
+        np.add(zigzag.unfolded(folded), reference, out=target)
+        return
+    in_bins = _binned(exponents_of(reference, element), bins)
+    if FORMS[element].width_bytes == 1:
+        np.add(_take_binned(reader, in_bins, len(target)), reference, out=target)
+        return
+    if reader.take_number() == _WIDE:
+        high = _take_binned(reader, in_bins, len(target)).astype("<u2")
+        folded = np.left_shift(high, 8) | _take_binned(reader, in_bins, len(target))
+        np.add(zigzag.unfolded(folded), reference, out=target)
+        return
+    count = reader.take_number()
+    symbols = _take_binned(reader, in_bins, len(target))
+    where = np.flatnonzero(symbols == _ESCAPE)
+    if len(where) != count:
+        raise Corrupt(f"section has another number of escapes: {count=} found={len(where)}")
+    escaped = np.empty(count, dtype="<u2")
+    planes.decode(reader, escaped)
+    np.subtract(reference, np.uint16(_BIAS), out=target)
+    np.add(target, symbols, out=target)
+    target[where] = reference[where] + escaped
+
+
+def _predicted(references: Sequence[Words]) -> Words:
+    """The reference, or the mean of two, rounded down, without a carry out of the width."""
+    if len(references) == 1:
+        return references[0]
+    one, other = references
+    mean: Words = (one & other) + np.right_shift(one ^ other, 1)
+    return mean
+
+
+def _binned(exponents: Bytes, bins: int) -> Bins:
+    """Which values are in which bin, of about equal counts. A function of the reference alone: both sides make the same."""
+    if bins < 2 or not len(exponents):
+        return []
+    sample = np.sort(exponents[:: max(1, len(exponents) // _SAMPLE)])
+    cuts = np.unique(sample[[len(sample) * i // bins for i in range(1, bins)]])
+    below = [exponents < cut for cut in cuts]
+    middle = [lower ^ upper for lower, upper in pairwise(below)]
+    return [below[0], *middle, exponents >= cuts[-1]]
+
+
+def _add_binned(writer: Writer, values: Bytes, bins: Bins) -> None:
+    if not bins:
+        writer.add(values)
+    for mask in bins:
+        part = np.empty(np.count_nonzero(mask), dtype=np.uint8)
+        for span, where, filled in _runs(mask):
+            np.take(values[span], where, out=part[filled], mode="clip")
+        writer.add(part)
+
+
+def _take_binned(reader: Reader, bins: Bins, count: int) -> Bytes:
+    if not bins:
+        return reader.take(count)
+    values = np.empty(count, dtype=np.uint8)
+    for mask in bins:
+        part = reader.take(int(np.count_nonzero(mask)))
+        for span, where, filled in _runs(mask):
+            values[span][where] = part[filled]
+    return values
+
+
+def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[slice, NDArray[np.intp], slice]]:
+    """A stretch of the values, where in it the bin's are, and which of the bin's these are.
+
+    Positions are eight times as long as what they select: by stretches they stay in the cache, and their memory with the allocator.
+    """
+    filled = 0
+    for begin in range(0, len(mask), _STRETCH):
+        span = slice(begin, begin + _STRETCH)
+        where = np.flatnonzero(mask[span])
+        yield span, where, slice(filled, filled + len(where))
+        filled += len(where)

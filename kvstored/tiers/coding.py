@@ -1,0 +1,177 @@
+"""Which frame each piece gets on its way to a slower tier: raw, one zstd frame, or what the planner chose for its group.
+
+A plan is made of the first full block of a group that comes by, and made anew at its 64th, 4,096th and 262,144th: text at the start of a namespace may not be
+like the rest. Called from the lanes' threads.
+"""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstored.codec import blocks, frame, planner
+from kvstored.codec.elements import Bytes, element_of
+from kvstored.codec.frame import Codec
+from kvstored.codec.plan import Plan
+from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
+from kvstored.core.types import UNIT_BYTES, GroupKind, GroupSpec, Layout, NamespaceSpec
+from kvstored.tiers import slabs
+from kvstored.tiers import views as memory
+from kvstored.tiers.base import Views
+from kvstored.tiers.record import Record
+
+_SMALLEST_BYTES = 64 << 10
+"""Of a piece that is tried: a frame costs a quarter of a millisecond beside its bytes, and smaller pieces move by the thousand as runs."""
+_REPLAN_AT = frozenset((64, 4096, 262_144))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """`checksum`: xxh3-64 of the stored bytes."""
+
+    codec: Codec
+    stored: Views
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCoding:
+    """What is known of one group of a namespace: its plan, and bytes before and after it since the start. `plan` is empty until a full block came."""
+
+    digest: bytes
+    group: str
+    plan: str
+    plain_bytes: int
+    stored_bytes: int
+
+
+@dataclass(slots=True)
+class _Group:
+    spec: GroupSpec
+    namespace: NamespaceSpec
+    plan: Plan | None = None
+    full_blocks: int = 0
+    plain_bytes: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Of a full block; 1 where the group has none."""
+        is_blob = self.spec.kind is GroupKind.STATE or (
+            self.spec.kind is GroupKind.WINDOW and not self.spec.per_block
+        )
+        return 1 if is_blob else self.namespace.block_tokens // self.spec.ratio
+
+
+class Coding:
+    """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        level: int = frame.LEVEL_DEFAULT,
+        goal: Goal = Goal.SPEED,
+        delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
+    ) -> None:
+        self._codec = codec
+        self._level = level
+        self._goal = goal
+        self._delta_min_context_tokens = delta_min_context_tokens
+        self._groups: dict[tuple[bytes, int], _Group] = {}
+        self._lock = threading.Lock()
+
+    def learn(self, layout: Layout) -> None:
+        """What a namespace's blocks are made of. Pieces of namespaces that are not known are stored raw."""
+        with self._lock:
+            for i, group in enumerate(layout.spec.groups):
+                self._groups.setdefault((layout.digest, i), _Group(group, layout.spec))
+
+    def forget(self, digest: bytes) -> None:
+        """A namespace that was removed."""
+        with self._lock:
+            for key in [key for key in self._groups if key[0] == digest]:
+                del self._groups[key]
+
+    def may_pack(self, digest: bytes, group: int, length: int) -> bool:
+        """Whether a piece could become smaller: who moves many raw pieces at once asks, and takes that way only where this says no."""
+        if self._codec is not Codec.FRAME:
+            return self._codec is Codec.ZSTD
+        known = self._groups.get((digest, group))
+        if known is None or length < _SMALLEST_BYTES:
+            return False
+        return known.plan is None or not known.plan.is_raw
+
+    def encoded(self, record: Record, source: Views) -> Encoded:
+        """`source` is the piece that `record` describes, whose checksum was compared; the result lives as long as `source`."""
+        packed: Bytes | None = None
+        if self._codec is Codec.ZSTD:
+            packed = frame.compressed(source, self._level)
+        elif self._codec is Codec.FRAME and record.length >= _SMALLEST_BYTES:
+            packed = self._framed(record, source)
+        if packed is None or units_of(len(packed)) >= units_of(record.length):
+            return Encoded(Codec.RAW, source, record.checksum)
+        return Encoded(self._codec, [packed], memory.hash_of([packed]))
+
+    def shown(self) -> tuple[GroupCoding, ...]:
+        with self._lock:
+            return tuple(
+                GroupCoding(
+                    digest,
+                    known.spec.name,
+                    str(known.plan) if known.plan is not None else "",
+                    known.plain_bytes,
+                    known.stored_bytes,
+                )
+                for (digest, _), known in self._groups.items()
+            )
+
+    def _framed(self, record: Record, source: Views) -> Bytes | None:
+        """None where the group's plan is raw or not made yet, and this is no full block to make it of."""
+        known = self._groups.get((record.digest, record.group))
+        if known is None:
+            return None
+        is_due = self._counted(known, record.length)
+        if not is_due and (known.plan is None or known.plan.is_raw):
+            return None
+        plain = joined(source)
+        if is_due:  # two threads may both plan: either plan will do
+            known.plan = planner.plan_for(
+                plain,
+                element_of(known.namespace.dtype),
+                known.rows,
+                goal=self._goal,
+                context_tokens=(record.depth + 1) * known.namespace.block_tokens,
+                delta_min_context_tokens=self._delta_min_context_tokens,
+            )
+        plan = known.plan
+        if plan is None or plan.is_raw:
+            return None
+        plan = plan.for_share(len(plain), known.spec.bytes_per_block)
+        out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan))
+        packed = out[: blocks.encode_into(out, plain, plan)]
+        with self._lock:
+            known.plain_bytes += len(plain)
+            known.stored_bytes += min(len(packed), len(plain))
+        return packed
+
+    def _counted(self, known: _Group, length: int) -> bool:
+        """Whether a plan is to be made of this piece."""
+        if length != known.spec.bytes_per_block:
+            return False
+        with self._lock:
+            known.full_blocks += 1
+            return known.plan is None or known.full_blocks in _REPLAN_AT
+
+
+def joined(source: Views) -> Bytes:
+    """One array of the whole piece: itself where it is one already."""
+    if len(source) == 1:
+        return source[0]
+    whole = np.empty(memory.size_of(source), dtype=np.uint8)
+    memory.copy(source, [whole])
+    return whole
+
+
+def units_of(size_bytes: int) -> int:
+    return -(-size_bytes // UNIT_BYTES)
