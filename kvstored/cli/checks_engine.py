@@ -52,11 +52,14 @@ def _sglang(address: str) -> str:
         "module_path": "kvstored.connectors.sglang",
         "class_name": "KvstoredHiCache",
         "interface_v1": 1,
+        "allocator": "shm",
+        "hicache_storage_pass_prefix_keys": True,
         "address": address,
     }
     return (
-        "--enable-hierarchical-cache --hicache-storage-backend dynamic --hicache-mem-layout page_first"
-        f" --hicache-storage-backend-extra-config '{json.dumps(config)}'"
+        "--enable-hierarchical-cache --hicache-mem-layout page_first_direct --hicache-io-backend direct"
+        " --hicache-write-policy write_through --hicache-storage-prefetch-policy timeout"
+        f" --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{json.dumps(config)}'"
     )
 
 
