@@ -11,6 +11,8 @@ WAIT_SHARE, WAIT_BLOCKS_MAX = 0.5, 1 << 22
 """It gets another chance when this share of all that was ever asked for, or so many blocks, came since: with a geometric series of chances, the
 regret grows with the logarithm of the time. What it learns goes on meanwhile."""
 
+STEPS_MAX = 65_536
+
 
 class Rival:
     def __init__(self) -> None:
@@ -21,8 +23,7 @@ class Rival:
         self._chance_at = 0.0
         self._used_at: dict[int, int] = {}
         """Blocks, stored or ghosts, by the slot of their last use."""
-        self._slots: tuple[int, int] | None = None
-        """The lowest and the highest of them."""
+        self._highest = -1
         self._first = 0
         """LRU holds what was used in this slot or later."""
         self._newer = 0
@@ -56,18 +57,24 @@ class Rival:
             self.is_ahead, self.lead = False, 0.0
 
     def _settle(self, stored: int) -> None:
-        if self._slots is None:
-            return
-        lowest, highest = self._slots
-        used_at = self._used_at
-        while self._first <= highest and self._newer - used_at.get(self._first, 0) >= stored:
-            self._newer -= used_at.get(self._first, 0)
-            self._first += 1
-        while self._newer < stored and self._first > lowest:
-            self._first -= 1
-            self._newer += used_at.get(self._first, 0)
+        """At most `STEPS_MAX` slots further: after a long silence it takes some calls."""
+        used_at, first, newer = self._used_at, self._first, self._newer
+        for _ in range(STEPS_MAX):
+            if first > self._highest or newer - used_at.get(first, 0) < stored:
+                break
+            newer -= used_at.get(first, 0)
+            first += 1
+        lowest = min(used_at, default=first) if newer < stored else first
+        for _ in range(STEPS_MAX):
+            if newer >= stored or first <= lowest:
+                break
+            first -= 1
+            newer += used_at.get(first, 0)
+        self._first, self._newer = first, newer
 
     def _add(self, slot: int, blocks: int) -> None:
+        if self._highest < 0:
+            self._first = slot  # wall-clock seconds: never from 0 on
         left = self._used_at.get(slot, 0) + blocks
         if left > 0:
             self._used_at[slot] = left
@@ -75,5 +82,4 @@ class Rival:
             self._used_at.pop(slot, None)
         if slot >= self._first:
             self._newer += blocks
-        lowest, highest = self._slots or (slot, slot)
-        self._slots = min(lowest, slot), max(highest, slot)
+        self._highest = max(self._highest, slot)

@@ -57,3 +57,15 @@ def test_forgotten_ghosts_are_no_more_counted() -> None:
     rival.judge(5, 2)
     rival.used(5, 100.0, 200.0, was_stored=True)
     assert rival.lead == 0
+
+
+def test_it_follows_a_wall_clock_and_long_silence_in_bounded_steps() -> None:
+    """It once counted the seconds since 1970 one by one, and a daemon hung at its first eviction."""
+    rival = Rival()
+    rival.began(5, 1.8e9)
+    rival.judge(5, 1)
+    rival.began(5, 1.8e9 + 1_000_000.0)
+    for _ in range(20):
+        rival.judge(5, 2)
+    rival.used(5, 1.8e9, 1.8e9 + 1_000_001.0, was_stored=True)
+    assert rival.lead == 5  # LRU holds the later ones
