@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvstored-engines
 
-.PHONY: setup run demo test e2e e2e-vllm e2e-transformers e2e-sglang e2e-lmcache check bench bench-own lock clean
+.PHONY: setup run demo test e2e e2e-vllm e2e-transformers e2e-sglang e2e-lmcache check bench bench-own bench-policy lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -57,6 +57,9 @@ bench: setup
 
 bench-own: setup
 	$(BIN)/python -m bench
+
+bench-policy: setup
+	$(BIN)/python -m bench.policy
 
 lock: setup
 	$(BIN)/pip-compile --quiet --extra dev --allow-unsafe --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \

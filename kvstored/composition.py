@@ -14,7 +14,7 @@ from kvstored.core.catalog import Catalog
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
-from kvstored.store import registry
+from kvstored.store import learned, registry
 from kvstored.store.events import Events
 from kvstored.store.lane import Lane
 from kvstored.store.registry import Registry
@@ -109,6 +109,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     loaded = registry.load(config.state_dir)
     if loaded.fault:
         log.warning("starting without namespaces", fault=loaded.fault)
+    if fault := learned.restore(config.state_dir, catalog.books.policy, clock.now_s()):
+        log.warning("the eviction policy starts cold", policy=config.policy, fault=fault)
     known = Registry(shell, loaded.namespaces, config.state_dir)
     store = Store(shell, known, store_limits(config))
     return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)

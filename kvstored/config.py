@@ -25,6 +25,9 @@ _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
 """Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
 
 
+PolicyName = Literal["composite", "lru", "lfu", "gdsf", "article"]
+
+
 class Config(Section):
     state_dir: AnyPath = Field(
         description="directory that one daemon owns: lock, records, blocks on disk"
@@ -43,8 +46,8 @@ class Config(Section):
         default=Endpoint("127.0.0.1", 7440),
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
     )
-    policy: Literal["lru", "composite"] = Field(
-        default="lru", description="which block is evicted first"
+    policy: PolicyName = Field(
+        default="composite", description="which block is evicted first (docs/policies.md)"
     )
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")

@@ -210,8 +210,15 @@ class Daemon:
             is_clean = await self._janitor.drain(self._config.limits.drain_s)
             log.info("drained", is_clean=is_clean)
         await self._janitor.flush_counters_once()
+        await self._save_policy()
         await self._server.stop()
         self._store.clients.stop_watching()
+
+    async def _save_policy(self) -> None:
+        try:
+            await self._janitor.save_policy_once()
+        except (OSError, KvstoredError) as error:
+            log.warning("the policy's state was not saved", error=str(error))
 
     # ---- what others ask
 

@@ -82,7 +82,7 @@ def test_the_file_is_found_by_variable_and_in_the_xdg_directory(tmp_path: Path) 
         ("[limits]\nfill_ttl = 5", "limits.fill_ttl.*without a unit.*30s"),
         ('[limits]\nlease_ttl = "2h"', "limits.lease_ttl"),
         ("socket_mode = 660", 'socket_mode.*"0660"'),
-        ('policy = "lfu"', "policy.*'lru'"),
+        ('policy = "lifo"', "policy.*'lru'"),
         ('listen = "7439"', "listen.*127.0.0.1:7439"),
         ('listen = "0.0.0.0:7439"', "listen.*needs TLS"),
         ("policy = ", "cannot be read"),

@@ -1,5 +1,6 @@
 """`kvstored replay`: a real request trace against the running daemon, or offline on the pure core."""
 
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -7,12 +8,17 @@ import click
 from kvstored.cli.output import FAILED, json_option, progress, show
 from kvstored.cli.params import SIZE
 from kvstored.cli.reach import Target, daemon_options
+from kvstored.core.policies.named import POLICIES
 from kvstored.core.types import TierId
 from kvstored.sim.core import CoreModel
 from kvstored.sim.daemon import replay_live
+from kvstored.sim.hinting import HINTS
 from kvstored.sim.live import LiveOptions
 from kvstored.sim.offline import replay_offline
 from kvstored.sim.report import Result, as_json, offline_setup, plot, table
+from kvstored.sim.sweep import plot as plot_sweeps
+from kvstored.sim.sweep import sweep
+from kvstored.sim.sweep import table as sweep_table
 from kvstored.sim.traces import Trace, open_trace
 
 TIER_NAMES = {"dram": TierId.DRAM, "nvme": TierId.NVME}
@@ -23,6 +29,7 @@ _FILLED = (
 LIVE_ONLY = {"address": "--address", "block_bytes": "--block-bytes", "clients": "--clients"}
 LIVE_ONLY |= {"speed": "--speed"}
 OFFLINE_ONLY = {"policy": "--policy", "capacity_blocks": "--capacity-blocks", "tiers": "--tiers"}
+OFFLINE_ONLY |= {"hints": "--hints", "is_sweep": "--sweep"}
 
 
 def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
@@ -51,6 +58,15 @@ def _tiers(_: click.Context, __: click.Parameter, value: str | None) -> dict[Tie
     if TierId.DRAM not in tiers:
         raise click.BadParameter("dram is always a tier, for example dram=1000,nvme=9000")
     return tiers
+
+
+def _hints(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    hints = tuple(filter(None, value.split(",")))
+    for hint in hints:
+        if hint not in HINTS:
+            what = f"a trace tells {' and '.join(HINTS)}"
+            raise click.BadParameter(f"{hint!r} is no hint: {what}")
+    return hints
 
 
 @click.command()
@@ -92,10 +108,23 @@ def _tiers(_: click.Context, __: click.Parameter, value: str | None) -> dict[Tie
 @click.option("--offline", is_flag=True, help="On the pure core: no daemon, no bytes, no waiting.")
 @click.option(
     "--policy",
-    type=click.Choice(["lru", "composite"]),
+    type=click.Choice(POLICIES),
     default="lru",
     show_default=True,
     help="Offline: the eviction policy.",
+)
+@click.option(
+    "--hints",
+    metavar="LIST",
+    default="",
+    callback=_hints,
+    help="Offline: what the policy is told of each request: outlen, session, or both.",
+)
+@click.option(
+    "--sweep",
+    "is_sweep",
+    is_flag=True,
+    help="Offline: every policy at 1 to 20 % of the trace's blocks, beside the optimum.",
 )
 @click.option(
     "--capacity-blocks",
@@ -123,6 +152,8 @@ def replay(
     is_json: bool,
     offline: bool,
     policy: str,
+    hints: tuple[str, ...],
+    is_sweep: bool,
     capacity_blocks: int | None,
     tiers: dict[TierId, int] | None,
 ) -> None:
@@ -135,9 +166,14 @@ def replay(
     if tiers is not None and capacity_blocks is not None:
         raise click.UsageError("give --capacity-blocks for one tier or --tiers for several")
     source = open_trace(trace)
+    if is_sweep:
+        _sweep(ctx, source, hints, limit=limit, picture=picture, is_json=is_json)
+        return
     if offline:
         capacity = tiers if capacity_blocks is None else {TierId.DRAM: capacity_blocks}
-        done = _offline(source, policy=policy, capacity=capacity, limit=limit, is_quiet=is_json)
+        done = _offline(
+            source, policy=policy, hints=hints, capacity=capacity, limit=limit, is_quiet=is_json
+        )
     else:
         options = LiveOptions(int(block_bytes), speed, clients, limit)
         done = _live(source, options, target, is_quiet=is_json)
@@ -155,6 +191,7 @@ def _offline(
     source: Trace,
     *,
     policy: str,
+    hints: tuple[str, ...],
     capacity: dict[TierId, int] | None,
     limit: int | None,
     is_quiet: bool,
@@ -162,7 +199,26 @@ def _offline(
     model = CoreModel(source, policy=policy, capacity_blocks=capacity)
     setup = offline_setup(source, policy=policy, capacity_blocks=capacity)
     with progress(source.name, limit, is_quiet=is_quiet) as advance:
-        return replay_offline(source, model, setup, limit=limit, advance=advance)
+        return replay_offline(source, model, setup, limit=limit, hints=hints, advance=advance)
+
+
+def _sweep(
+    ctx: click.Context,
+    source: Trace,
+    hints: tuple[str, ...],
+    *,
+    limit: int | None,
+    picture: Path | None,
+    is_json: bool,
+) -> None:
+    for name in ("policy", "capacity_blocks", "tiers"):
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{OFFLINE_ONLY[name]} has no meaning with --sweep", ctx)
+    done = sweep(source.name, islice(source, limit), POLICIES, hints=hints)
+    show(done.as_json(), lambda: sweep_table(done), is_json=is_json)
+    if picture is not None:
+        plot_sweeps([done], picture)
+        click.echo(f"kvstored: the plot is in {picture}", err=True)
 
 
 def _live(source: Trace, options: LiveOptions, target: Target, *, is_quiet: bool) -> Result:

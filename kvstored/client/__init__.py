@@ -11,6 +11,7 @@ from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pi
 from kvstored.client.scatter import Gather
 from kvstored.client.view import View
 from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.core.hints import FollowUp, Hint
 from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
 from kvstored.errors import (
     Busy,
@@ -38,10 +39,12 @@ __all__ = [
     "Corrupt",
     "DeadlineExceeded",
     "FillStatus",
+    "FollowUp",
     "Gather",
     "GetResult",
     "GroupKind",
     "GroupSpec",
+    "Hint",
     "InvalidArgument",
     "Job",
     "Keys",

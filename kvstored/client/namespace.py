@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvstored.client.channel import Session
+from kvstored.client.hints import hint_message
 from kvstored.client.keys import Keys, checked
 from kvstored.client.links import (
     GetCall,
@@ -29,6 +30,7 @@ from kvstored.client.rows import (
 )
 from kvstored.client.scatter import BufferRow, Ranges, gathers_of, ranges_of, scattered
 from kvstored.client.view import View
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_u64
@@ -56,13 +58,15 @@ class Namespace(NamespaceCalls):
         ends_path: bool = True,
         request_id: bytes = b"",
         fill_ttl_s: float = 0,
+        hint: Hint = NO_HINT,
         timeout_s: float | None = None,
     ) -> PutResult:
         """Stores one row of arrays a key; visible block by block, each whole or not at all.
 
         `groups`: the groups that the rows hold, in namespace order; the required ones unless given. `ends_path`: a prompt or an output
         ends at the last key, which is where the `boundary` policy has its checkpoint. Window and state arrays that no future hit can
-        consume are left out. The timeout bounds each message, not the copying. An exception leaves nothing of the running part behind.
+        consume are left out. `hint`: what is known of the request that they are of. The timeout bounds each message, not the copying. An
+        exception leaves nothing of the running part behind.
         """
         selection = selection_of(self.spec, groups)
         given = sources_of(rows, keys, selection)
@@ -78,6 +82,7 @@ class Namespace(NamespaceCalls):
                     ends_path=ends_path,
                     request_id=request_id,
                     fill_ttl_s=fill_ttl_s,
+                    hint=hint,
                 ),
                 sources[a * g : b * g],
                 b - a,
@@ -100,6 +105,7 @@ class Namespace(NamespaceCalls):
         ends_path: bool = True,
         request_id: bytes = b"",
         fill_ttl_s: float = 0,
+        hint: Hint = NO_HINT,
         timeout_s: float | None = None,
     ) -> PutResult:
         """As `put`, of blocks that lie in several arrays each: one list of arrays a key, in the order of the piece's bytes, strided or not.
@@ -120,6 +126,7 @@ class Namespace(NamespaceCalls):
                     ends_path=ends_path,
                     request_id=request_id,
                     fill_ttl_s=fill_ttl_s,
+                    hint=hint,
                 ),
                 (),
                 b - a,
@@ -257,6 +264,7 @@ class Namespace(NamespaceCalls):
         ends_path: bool = True,
         request_id: bytes = b"",
         fill_ttl_s: float = 0,
+        hint: Hint = NO_HINT,
     ) -> pb.ReserveRequest:
         return pb.ReserveRequest(
             namespace=self.digest,
@@ -268,6 +276,7 @@ class Namespace(NamespaceCalls):
             fill_ttl_ms=milliseconds(fill_ttl_s),
             request_id=request_id,
             ends_path=ends_path,
+            hint=hint_message(hint),
         )
 
     def _acquire(

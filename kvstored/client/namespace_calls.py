@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstored.client.channel import Session
+from kvstored.client.hints import hint_message
 from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
 from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.types import Match
 from kvstored.errors import InvalidArgument
@@ -109,11 +111,14 @@ class NamespaceCalls:
             answer = link.call("Prefetch", request, pb.PrefetchResponse, self._timeout_s(timeout_s))
         return Job(answer.job, answer.blocks)
 
-    def touch(self, keys: Keys, *, timeout_s: float | None = None) -> int:
-        """Counts as a use; the blocks that were there."""
+    def touch(self, keys: Keys, *, hint: Hint = NO_HINT, timeout_s: float | None = None) -> int:
+        """Counts as a use, of a request of which `hint` is known; the blocks that were there."""
         with self._link(timeout_s) as link:
             request = pb.TouchRequest(
-                session=link.session.token, namespace=self.digest, keys=checked(keys).message()
+                session=link.session.token,
+                namespace=self.digest,
+                keys=checked(keys).message(),
+                hint=hint_message(hint),
             )
             return link.call("Touch", request, pb.TouchResponse, self._timeout_s(timeout_s)).blocks
 
@@ -159,15 +164,22 @@ class NamespaceCalls:
     # ---- the life of a request
 
     def begin_request(
-        self, keys: Keys, *, request_id: bytes = b"", timeout_s: float | None = None
+        self,
+        keys: Keys,
+        *,
+        request_id: bytes = b"",
+        hint: Hint = NO_HINT,
+        timeout_s: float | None = None,
     ) -> bytes:
-        """A running request claims the path of these keys until it completes or this session ends; its id."""
+        """A running request claims the path of these keys until it completes or this session ends; its id. `hint`: what is known already,
+        such as the session; the rest may follow at its completion."""
         with self._link(timeout_s) as link:
             request = pb.BeginRequestRequest(
                 session=link.session.token,
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 request_id=request_id,
+                hint=hint_message(hint),
             )
             timeout_s = self._timeout_s(timeout_s)
             answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)
@@ -185,14 +197,20 @@ class NamespaceCalls:
             return link.call("ExtendRequest", request, pb.ExtendRequestResponse, timeout_s).blocks
 
     def complete_request(
-        self, request_id: bytes, *, discard: bool = False, timeout_s: float | None = None
+        self,
+        request_id: bytes,
+        *,
+        discard: bool = False,
+        hint: Hint = NO_HINT,
+        timeout_s: float | None = None,
     ) -> int:
-        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped."""
+        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped. `hint`: what is known of it at last."""
         with self._link(timeout_s) as link:
             request = pb.CompleteRequestRequest(
                 session=link.session.token,
                 request_id=request_id,
                 outcome=pb.DISCARD if discard else pb.CACHE,
+                hint=hint_message(hint),
             )
             answer = link.call(
                 "CompleteRequest", request, pb.CompleteRequestResponse, self._timeout_s(timeout_s)

@@ -119,6 +119,7 @@ class Asides:
             begun_s=now_s,
             expires_s=now_s,
             request_id=call.request_id,
+            hint=call.hint,
         )
         make_ready(books, run, checksums, now_s)
         return run

@@ -23,11 +23,11 @@ from kvstored.core.calls import (
 )
 from kvstored.core.columnar import AnyEffect
 from kvstored.core.columns import CLEAN, DOOMED, FILLING, FIRST, READY, SINK, SUSPECT, WAITING
+from kvstored.core.hints import Hint
 from kvstored.core.history import Doomed, Forgotten, History
-from kvstored.core.lifetimes import Lifetimes
+from kvstored.core.lifetimes import Lifetimes, due_s
 from kvstored.core.policies.base import Policy
-from kvstored.core.policies.composite import Composite
-from kvstored.core.policies.lru import Lru
+from kvstored.core.policies.named import policy_named
 from kvstored.core.readability import NOT_READABLE, is_complete, recount_clean, refresh
 from kvstored.core.rows import Tables
 from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId, as_rows
@@ -53,7 +53,7 @@ class Books(Tables):
         self.history = History(limits.history_max)
         self.waiting: deque[int] = deque()
         self.lifetimes = Lifetimes()
-        self.policy: Policy = Composite(self) if policy == "composite" else Lru(self)
+        self.policy: Policy = policy_named(policy, self)
 
     # ---- blocks
 
@@ -65,6 +65,7 @@ class Books(Tables):
                 return
             parent = int(tree.parent[block])
             self.forget_partial(block, parent)
+            self.policy.forget(as_rows([block]))
             tree.remove(block)
             self.index.pop(block)
             blocks.give(block)
@@ -265,16 +266,9 @@ class Books(Tables):
         self.policy.touch(at, event, now_s)
         self._wait_again(at[::-1])  # parents before children
 
-    def due_s(self, copy: int) -> float:
-        """When a window/state copy ends: a lifetime after its last use."""
-        return float(self.blocks.last_s[self.copies.block[copy]]) + self.lifetime_s(copy)
-
-    def lifetime_s(self, copy: int) -> float:
-        """The longest retention among the groups of a window/state copy, or the daemon's default."""
-        groups = self.layout_of(int(self.copies.block[copy])).spec.groups
-        have = int(self.copies.have[copy])
-        own = [group.retention_s for g, group in enumerate(groups) if have >> g & 1]
-        return float(max(own, default=0)) or self.limits.checkpoint_ttl_s
+    def hint(self, path: Rows, hint: Hint, now_s: float) -> None:
+        """An engine says this of the request that used these blocks, head to tail."""
+        self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
 
     # ---- inside
 
@@ -304,7 +298,7 @@ class Books(Tables):
         if tier is TierId.DRAM and not copies.flags[copy] & CLEAN:
             self.wait(copy)
         if int(copies.part[copy]) == Part.CHECKPOINT:
-            self.lifetimes.watch(copy, self.due_s(copy))
+            self.lifetimes.watch(copy, due_s(self, copy, self.limits.checkpoint_ttl_s))
         if not was_readable and self.blocks.fast[block] != NOT_READABLE:
             self.block_returned(block)
         if int(self.blocks.ns[block]) in self.retired:

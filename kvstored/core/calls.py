@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.types import Heat, KeyBatch, NamespaceId, Part, Place, SessionId, TierId
 
 Fingerprint = tuple[int, int]
@@ -127,6 +128,7 @@ class Reserve:
     last_valid_tokens: int
     ttl_s: float
     request_id: bytes = b""
+    hint: Hint = NO_HINT
 
 
 class GrantedPiece(NamedTuple):

@@ -15,7 +15,6 @@ from kvstored.core.calls import (
     Acquire,
     Committed,
     Expired,
-    Fingerprint,
     Limits,
     Pinned,
     Reason,
@@ -33,21 +32,32 @@ from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.copying import Acquired, Copying
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
-from kvstored.core.looking import Looking, Namespaces
+from kvstored.core.looking import Looking
 from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.rights import FillRun
-from kvstored.core.types import KeyBatch, Layout, Match, NamespaceId, Rows, SessionId, TierId
+from kvstored.core.types import (
+    KeyBatch,
+    Layout,
+    Match,
+    NamespaceId,
+    Rows,
+    SessionId,
+    TierId,
+    as_rows,
+)
 from kvstored.core.usage import blocks_in
-from kvstored.core.views import Holding, TierUse, TreeNode, Verdict
+from kvstored.core.views import TierUse
 from kvstored.core.write_back import WriteBack
 from kvstored.errors import Busy, Conflict, NotFound
 
 
 class Catalog:
-    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost."""
+    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost. `looking` answers
+    what operators ask, and changes nothing."""
 
     def __init__(
         self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
@@ -55,16 +65,16 @@ class Catalog:
         first_id = epoch << 32
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
         self._evictor = Evictor(self.books)
-        self._quarantine = Quarantine(self.books)
+        self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
         self._write_back = WriteBack(self.books, self.carriage)
-        self._fills = Fills(self.books, self._evictor, self._quarantine, first_id)
+        self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
-        self._asides = Asides(self.books, self._evictor, self._quarantine, rights)
-        self._leases = Leases(self.books, self.carriage, self._quarantine, first_id)
+        self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
+        self._leases = Leases(self.books, self.carriage, self.quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
-        self.recovery = Recovery(self.books, self._quarantine)
-        self._looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
+        self.recovery = Recovery(self.books, self.quarantine)
+        self.looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()
         self._last_session = 0
 
@@ -113,24 +123,18 @@ class Catalog:
         self._leases.close_session(session, now_s)
         self._sessions.discard(session)
         if writer_dead:
-            self._quarantine.writer_dead(session)
-
-    def writer_dead(self, session: SessionId, now_s: float) -> None:
-        self._quarantine.writer_dead(session)
-
-    def has_quarantine(self, session: SessionId) -> bool:
-        return self._quarantine.has(session)
+            self.quarantine.writer_dead(session)
 
     # ---- reading
 
     def match(self, ns: NamespaceId, keys: KeyBatch, last_valid_tokens: int, now_s: float) -> Match:
-        return self._looking.match(ns, keys)
+        return self.looking.match(ns, keys)
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
         """Per key: bit t where tier t holds all required parts, bit 7 where it is readable at all; and its generation."""
-        return self._looking.locate(ns, keys)
+        return self.looking.locate(ns, keys)
 
     def acquire(self, call: Acquire, now_s: float) -> Acquired:
         """A lease over the readable keys; what must be loaded first is told. Follow with `grant`."""
@@ -159,9 +163,10 @@ class Catalog:
         if self.books.copies.state[copy] in (FILLING, READY):
             self.books.drop_copy(copy, reason, now_s)
 
-    def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:
-        rows = readable_rows(self.books, ns, keys)
-        self.books.touch(np.asarray(rows, dtype=np.int32), TouchEvent.HINT, now_s)
+    def touch(self, ns: NamespaceId, keys: KeyBatch, now_s: float, hint: Hint = NO_HINT) -> int:
+        rows = as_rows(readable_rows(self.books, ns, keys))
+        self.books.touch(rows, TouchEvent.HINT, now_s)
+        self._claims.tell(ns, rows, hint, now_s)
         return len(rows)
 
     # ---- writing
@@ -198,8 +203,8 @@ class Catalog:
         requests = [self._fills.open.get(id_) for id_ in fills]
         outcomes = self._fills.commit(session, fills, checksums, now_s)
         for fill, outcome in zip(requests, outcomes, strict=True):
-            if fill is not None and outcome is not None and fill.request_id and outcome.visible:
-                self._claims.sealed(session, fill.request_id, fill.block)
+            if fill is not None and outcome is not None and outcome.visible:
+                self._claims.stored(fill, as_rows([fill.block]), now_s)
         return outcomes
 
     def whole_run(self, session: SessionId, fills: Sequence[int]) -> FillRun | None:
@@ -209,7 +214,7 @@ class Catalog:
     def commit_run(self, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
         """As `commit` for all its fills: all are visible then. No other call may have come since `whole_run`."""
         self._fills.commit_run(run, checksums, now_s)
-        self._sealed(run)
+        self._claims.stored(run, run.blocks, now_s)
 
     def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
         """Fills and places set aside that nobody will write to any more."""
@@ -231,7 +236,8 @@ class Catalog:
 
     def put_aside(self, planned: Planned, checksums: NDArray[np.uint64], now_s: float) -> None:
         """All its blocks are visible then. No other call may have come in between."""
-        self._sealed(self._asides.put(planned, checksums, now_s))
+        run = self._asides.put(planned, checksums, now_s)
+        self._claims.stored(run, run.blocks, now_s)
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""
@@ -259,10 +265,16 @@ class Catalog:
         return self._claims.unpin(pin)
 
     def begin_request(
-        self, session: SessionId, request_id: bytes, ns: NamespaceId, keys: KeyBatch, now_s: float
+        self,
+        session: SessionId,
+        request_id: bytes,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        now_s: float,
+        hint: Hint = NO_HINT,
     ) -> None:
         self._know(session)
-        self._claims.begin(session, request_id, ns, keys, now_s)
+        self._claims.begin(session, request_id, ns, keys, hint, now_s)
 
     def extend_request(
         self, session: SessionId, request_id: bytes, keys: KeyBatch, now_s: float
@@ -270,9 +282,14 @@ class Catalog:
         return self._claims.extend(session, request_id, keys)
 
     def complete_request(
-        self, session: SessionId, request_id: bytes, discard: bool, now_s: float
+        self,
+        session: SessionId,
+        request_id: bytes,
+        discard: bool,
+        now_s: float,
+        hint: Hint = NO_HINT,
     ) -> int:
-        return self._claims.complete(session, request_id, now_s, discard=discard)
+        return self._claims.complete(session, request_id, now_s, discard=discard, hint=hint)
 
     def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
         return NamespaceId(self._claims.request(session, request_id).ns)
@@ -316,11 +333,11 @@ class Catalog:
         fills, incomplete = self._fills.expire(now_s)
         leases = self._leases.expire(now_s)
         pins = self._claims.expire(now_s)
-        self._quarantine.expire(now_s)
+        self.quarantine.expire(now_s)
         return Expired(fills, leases, pins, incomplete + expire_checkpoints(self.books, now_s))
 
     def next_expiry_s(self) -> float:
-        parts = self._fills, self._leases, self._claims, self._quarantine, self.books.lifetimes
+        parts = self._fills, self._leases, self._claims, self.quarantine, self.books.lifetimes
         return min(part.next_s() for part in parts)
 
     @property
@@ -344,30 +361,12 @@ class Catalog:
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
             "tasks": len(self.carriage),
-            "quarantined": len(self._quarantine),
+            "quarantined": len(self.quarantine),
             "tree_nodes": self.books.tree.node_count,
         }
 
-    def explain(self, ns: NamespaceId, fingerprint: Fingerprint, now_s: float) -> Verdict:
-        return self._looking.explain(ns, fingerprint, now_s)
-
     def tier_use(self) -> list[TierUse]:
         return self.books.space.use()
-
-    def namespace_use(self, ns: NamespaceId) -> tuple[int, tuple[int, int, int, int]]:
-        return self._looking.namespace_use(ns)
-
-    def holdings(self, among: Namespaces, limit: int) -> tuple[list[Holding], bool]:
-        return self._looking.holdings(among, limit)
-
-    def tree_nodes(self, among: Namespaces, limit: int) -> tuple[list[TreeNode], bool]:
-        return self._looking.tree_nodes(among, limit)
-
-    def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
-        block = self.books.index.find_one(fingerprint)
-        if block < 0 or self.books.blocks.ns[block] != ns:
-            return []
-        return list(self.books.copies_of(block))
 
     def check(self) -> None:
         """Recompute every derived figure and compare: for tests."""
@@ -378,10 +377,6 @@ class Catalog:
     def _know(self, session: int) -> None:
         if session not in self._sessions:
             raise NotFound(f"no such session: session={session}; open a new one")
-
-    def _sealed(self, run: FillRun) -> None:
-        for block in run.blocks.tolist() if run.request_id else ():
-            self._claims.sealed(run.session, run.request_id, block)
 
     def _forget_blocks(self, rows: Sequence[int], reason: Reason, now_s: float) -> int:
         forgotten = forget_blocks(self.books, rows, reason, now_s)

@@ -4,6 +4,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.columns import READY
 from kvstored.core.history import Forgotten
+from kvstored.core.lifetimes import due_s, lifetime_s
 from kvstored.core.types import Part, TierId
 
 LOOKS_MAX = 4096
@@ -20,11 +21,11 @@ def expire_checkpoints(books: Books, now_s: float) -> int:
             break
         if copies.state[copy] != READY or copies.part[copy] != Part.CHECKPOINT:
             continue
-        due_s = books.due_s(copy)
-        if due_s <= now_s and (copies.readers[copy] or copies.fills[copy]):
-            due_s = now_s + books.lifetime_s(copy)
-        if due_s > now_s:
-            books.lifetimes.watch(copy, due_s)
+        end_s = due_s(books, copy, books.limits.checkpoint_ttl_s)
+        if end_s <= now_s and (copies.readers[copy] or copies.fills[copy]):
+            end_s = now_s + lifetime_s(books, copy, books.limits.checkpoint_ttl_s)
+        if end_s > now_s:
+            books.lifetimes.watch(copy, end_s)
             continue
         fingerprint = books.fingerprint(int(copies.block[copy]))
         line = Forgotten(Reason.EXPIRED, TierId(int(copies.tier[copy])), now_s)

@@ -7,6 +7,7 @@ window, and at its end the blocks that only it put may be dropped. Both have a b
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -16,10 +17,15 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import Pinned, Reason, TouchEvent
 from kvstored.core.eviction import Evictor
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.rights import Fill, FillRun
 from kvstored.core.shares import Share
 from kvstored.core.types import UNIT_BYTES, KeyBatch, NamespaceId, Rows, as_rows
 from kvstored.errors import Busy, InvalidArgument, NoSpace, NotFound
+
+NOBODY = 0
+"""The session of pins that hints asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Request:
     sealed: list[int]
     recent: list[int]
     begun_s: float
+    hint: Hint
 
 
 class Claims:
@@ -66,6 +73,12 @@ class Claims:
         self, session: int, keys: KeyBatch, ns: int, *, is_hard: bool, ttl_s: float, now_s: float
     ) -> Pinned:
         """Pins the readable ones among the keys. NoSpace when pins would hold more than their share of a tier."""
+        rows = self._readable(keys, ns)
+        return self._pin(session, ns, rows, is_hard=is_hard, ttl_s=ttl_s, now_s=now_s)
+
+    def _pin(
+        self, session: int, ns: int, rows: Rows, *, is_hard: bool, ttl_s: float, now_s: float
+    ) -> Pinned:
         books = self._books
         if len(self.pins) >= books.limits.pins_max:
             raise Busy(f"too many pins: pins={len(self.pins)}")
@@ -73,7 +86,6 @@ class Claims:
             raise InvalidArgument(
                 f"a pin needs a time to live: ttl_s={ttl_s} max={books.limits.pin_ttl_max_s:.0f}"
             )
-        rows = self._readable(keys, ns)
         path = books.path_of(rows)
         for tier, more in self._pinned.more(path).items():
             limits = books.space.books[tier].limits
@@ -147,36 +159,44 @@ class Claims:
 
     # ---- requests
 
-    def begin(self, session: int, id_: bytes, ns: int, keys: KeyBatch, now_s: float) -> None:
+    def begin(
+        self, session: int, id_: bytes, ns: int, keys: KeyBatch, hint: Hint, now_s: float
+    ) -> None:
         mine = len(self._by_session.get(session, ()))
         if mine >= self._books.limits.requests_per_session_max:
             raise Busy(f"too many running requests: requests={mine}; complete some first")
         if (session, id_) in self.requests:
             raise InvalidArgument(f"request runs already: request_id={id_.hex()}")
         rows = self._run(keys, ns)
-        request = Request(session, id_, ns, set(), [], [], now_s)
+        request = Request(session, id_, ns, set(), [], [], now_s, hint)
         self.requests[session, id_] = request
         self._by_session.setdefault(session, {})[id_] = None
         self._join(request, rows)
         self._books.touch(rows, TouchEvent.HINT, now_s)
+        if hint != NO_HINT:
+            self._books.hint(rows, hint, now_s)
 
     def extend(self, session: int, id_: bytes, keys: KeyBatch) -> int:
         """Blocks that sealed since: they join the path, and the recent window moves on."""
         request = self.request(session, id_)
         return self._join(request, self._run(keys, request.ns))
 
-    def sealed(self, session: int, id_: bytes, block: int) -> None:
-        """A block put on behalf of a request became readable. A request that is over is no error, and neither is one of another
-        namespace: it has no such blocks."""
-        request = self.requests.get((session, id_))
-        if request is None or request.ns != int(self._books.blocks.ns[block]):
+    def stored(self, fill: Fill | FillRun, blocks: Rows, now_s: float) -> None:
+        """Blocks became readable. A request that is over is no error, and neither is one of another namespace: it has no such blocks."""
+        if fill.hint != NO_HINT:
+            self._books.hint(blocks, fill.hint, now_s)
+        request = self.requests.get((fill.session, fill.request_id)) if fill.request_id else None
+        if request is None or request.ns != fill.ns:
             return
-        if block not in request.sealed:
-            request.sealed.append(block)
-            self._join(request, as_rows([block]))
+        for block in blocks.tolist():
+            if block not in request.sealed:
+                request.sealed.append(block)
+                self._join(request, as_rows([block]))
 
-    def complete(self, session: int, id_: bytes, now_s: float, *, discard: bool) -> int:
-        """The request is over. `discard` drops the blocks that it added and nobody else uses."""
+    def complete(
+        self, session: int, id_: bytes, now_s: float, *, discard: bool, hint: Hint = NO_HINT
+    ) -> int:
+        """The request is over. `discard` drops the blocks that it added and nobody else uses. What is not said now was said at its begin."""
         request = self.request(session, id_)
         del self.requests[session, id_]
         del self._by_session[session][id_]
@@ -185,8 +205,20 @@ class Claims:
         self._slide(request, [])
         path = as_rows(sorted(request.path))
         self._running.remove(path)
+        self.tell(request.ns, path, hint.after(request.hint), now_s)
         self._books.release_holds(path)
         return self._discard(request, now_s) if discard else 0
+
+    def tell(self, ns: int, blocks: Rows, hint: Hint, now_s: float) -> None:
+        """What an engine says of the request that used these blocks."""
+        if hint == NO_HINT:
+            return
+        books = self._books
+        path = blocks[np.argsort(books.tree.depth[blocks], kind="stable")]
+        path = path[books.blocks.fast[path] != NOT_READABLE]
+        books.hint(path, hint, now_s)
+        if hint.retention_s and len(path):
+            self._retain(ns, path, hint.retention_s, now_s)
 
     def close_session(self, session: int, now_s: float) -> None:
         for id_ in list(self._by_session.get(session, ())):
@@ -240,6 +272,12 @@ class Claims:
         for block in gone:
             if not recent[block]:
                 del recent[block]
+
+    def _retain(self, ns: int, path: Rows, ttl_s: float, now_s: float) -> None:
+        """A soft pin as a hint asks for it, which ends with its time; none where pins would hold more than they may."""
+        ttl_s = min(ttl_s, self._books.limits.pin_ttl_max_s)
+        with suppress(Busy, NoSpace):
+            self._pin(NOBODY, ns, path, is_hard=False, ttl_s=ttl_s, now_s=now_s)
 
     def _discard(self, request: Request, now_s: float) -> int:
         books = self._books

@@ -94,6 +94,7 @@ class Fills:
             begun_s=now_s,
             expires_s=now_s + min(call.ttl_s, self._books.limits.fill_ttl_max_s),
             request_id=call.request_id,
+            hint=call.hint,
         )
         if len(run):
             self.open.add_run(run)
@@ -208,6 +209,7 @@ class Fills:
             begun_s=now_s,
             expires_s=now_s + min(call.ttl_s, self._books.limits.fill_ttl_max_s),
             request_id=call.request_id,
+            hint=call.hint,
         )
         self.open.add(fill)
         return fill

@@ -125,6 +125,7 @@ def drop_run(books: Books, run: Rows, reason: Reason, now_s: float) -> None:
     _give_up(books, run, fingerprints, reason)
     parent = int(books.tree.parent[top])
     books.forget_partial(leaf, int(books.tree.parent[leaf]))
+    books.policy.forget(rows)
     books.tree.cut_run(rows)
     books.index.pop_many(rows)
     blocks.give_many(rows)

@@ -2,6 +2,8 @@
 
 from heapq import heappop, heappush
 
+from kvstored.core.rows import Tables
+
 
 class Lifetimes:
     """Copies by the earliest time at which they may end; each is in here once. Their use is not followed: who asks looks again."""
@@ -25,3 +27,18 @@ class Lifetimes:
 
     def next_s(self) -> float:
         return self._order[0][0] if self._order else float("inf")
+
+
+def due_s(tables: Tables, copy: int, default_s: float) -> float:
+    """When a window/state copy ends: a lifetime after its last use."""
+    return float(tables.blocks.last_s[tables.copies.block[copy]]) + lifetime_s(
+        tables, copy, default_s
+    )
+
+
+def lifetime_s(tables: Tables, copy: int, default_s: float) -> float:
+    """The longest retention among the groups of a window/state copy, or the daemon's default."""
+    groups = tables.layout_of(int(tables.copies.block[copy])).spec.groups
+    have = int(tables.copies.have[copy])
+    own = [group.retention_s for g, group in enumerate(groups) if have >> g & 1]
+    return float(max(own, default=0)) or default_s

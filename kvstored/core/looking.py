@@ -52,6 +52,12 @@ class Looking:
         self._claims = claims
         self._carriage = carriage
 
+    def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
+        block = self._books.index.find_one(fingerprint)
+        if block < 0 or self._books.blocks.ns[block] != ns:
+            return []
+        return list(self._books.copies_of(block))
+
     def match(self, ns: NamespaceId, keys: KeyBatch) -> Match:
         """The longest readable run; a partial block ends it."""
         blocks = self._books.blocks

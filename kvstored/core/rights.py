@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.calls import GrantedPiece
 from kvstored.core.columnar import Places
+from kvstored.core.hints import Hint
 from kvstored.core.types import Fingerprints, Rows
 
 
@@ -27,6 +28,7 @@ class Fill:
     begun_s: float
     expires_s: float
     request_id: bytes
+    hint: Hint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +47,7 @@ class FillRun:
     begun_s: float
     expires_s: float
     request_id: bytes
+    hint: Hint
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -70,6 +73,7 @@ class FillRun:
             begun_s=self.begun_s,
             expires_s=self.expires_s,
             request_id=self.request_id,
+            hint=self.hint,
         )
 
 

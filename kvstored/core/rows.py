@@ -5,6 +5,7 @@ What a change means for readability, eviction and accounting is decided in books
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,21 @@ from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Extent, Heat, Layout, Part, Place, Rows, TierId, as_rows
+from kvstored.core.types import (
+    UNIT_BYTES,
+    Extent,
+    Fingerprints,
+    Heat,
+    Layout,
+    Part,
+    Place,
+    Rows,
+    TierId,
+    as_rows,
+)
+
+FLOPS_A_TOKEN = 16e9
+"""Of prefill, where a namespace does not say: a model of 8 billion parameters."""
 
 
 class Tables:
@@ -84,6 +99,10 @@ class Tables:
         low, high = self.index.fingerprints[block].tolist()
         return low, high
 
+    def block_of(self, fingerprint: Fingerprint) -> int:
+        """Its row, -1 where there is none."""
+        return self.index.find_one(fingerprint)
+
     def parent_fingerprint(self, block: int) -> Fingerprint:
         parent = int(self.tree.parent[block])
         return self.fingerprint(parent) if parent >= 0 else (0, 0)
@@ -101,6 +120,19 @@ class Tables:
         self.index.put(block, *fingerprint)
         self.tree.add(block)
         return block
+
+    def fingerprints_of(self, blocks: Rows) -> Fingerprints:
+        return self.index.fingerprints[blocks]
+
+    def weight(self, copy: int) -> int:
+        """What a hit of it saves a byte, in FLOPs, as a power of two in halves: blocks are weighed in few classes."""
+        block = self.copies.block.item(copy)
+        spec = self.layouts[self.blocks.ns.item(block)].spec
+        tokens = self.blocks.valid.item(block)
+        flops = spec.flops_base or FLOPS_A_TOKEN
+        flops += spec.flops_slope * (self.tree.depth.item(block) * spec.block_tokens + tokens / 2)
+        density = tokens * flops / (max(1, self.copies.units.item(copy)) * UNIT_BYTES)
+        return round(2 * log2(density)) if density > 0 else 0
 
     def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = (

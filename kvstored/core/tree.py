@@ -180,6 +180,22 @@ class PrefixTree(Links):
         if self._fan_outs[parent] == 1:
             self._join(parent, self._firsts[parent])
 
+    def is_along(self, row: int, above: int) -> bool:
+        """Whether `above` is this row or lies above it. By runs, not by blocks."""
+        nodes, parents, depths, depth = (
+            self._nodes,
+            self._parents,
+            self._depths,
+            self._depths[above],
+        )
+        while depths[row] > depth:
+            if nodes[row] == nodes[above]:
+                return True
+            row = parents[self._heads[nodes[row]]]
+            if row == _NONE:
+                return False
+        return row == above
+
     def path(self, row: int) -> Rows:
         """Rows from the root down to this row."""
         depth = self._depths[row]

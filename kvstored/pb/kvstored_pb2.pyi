@@ -26,6 +26,12 @@ class CheckpointPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PERIODIC: _ClassVar[CheckpointPolicy]
     NONE: _ClassVar[CheckpointPolicy]
 
+class FollowUp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FOLLOW_UP_UNKNOWN: _ClassVar[FollowUp]
+    TOOL_USE: _ClassVar[FollowUp]
+    END_TURN: _ClassVar[FollowUp]
+
 class FillStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FILL_UNKNOWN: _ClassVar[FillStatus]
@@ -86,6 +92,9 @@ BOUNDARY: CheckpointPolicy
 FULL: CheckpointPolicy
 PERIODIC: CheckpointPolicy
 NONE: CheckpointPolicy
+FOLLOW_UP_UNKNOWN: FollowUp
+TOOL_USE: FollowUp
+END_TURN: FollowUp
 FILL_UNKNOWN: FillStatus
 GRANTED: FillStatus
 PRESENT: FillStatus
@@ -386,8 +395,24 @@ class LocateResponse(_message.Message):
     generations: bytes
     def __init__(self, tiers: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
+class Hint(_message.Message):
+    __slots__ = ("follow_up", "output_tokens", "session", "category", "priority", "retention_s")
+    FOLLOW_UP_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_S_FIELD_NUMBER: _ClassVar[int]
+    follow_up: FollowUp
+    output_tokens: int
+    session: str
+    category: str
+    priority: int
+    retention_s: int
+    def __init__(self, follow_up: _Optional[_Union[FollowUp, str]] = ..., output_tokens: _Optional[int] = ..., session: _Optional[str] = ..., category: _Optional[str] = ..., priority: _Optional[int] = ..., retention_s: _Optional[int] = ...) -> None: ...
+
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +423,7 @@ class ReserveRequest(_message.Message):
     FILL_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_PATH_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -408,7 +434,8 @@ class ReserveRequest(_message.Message):
     fill_ttl_ms: int
     request_id: bytes
     ends_path: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ...) -> None: ...
+    hint: Hint
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("status", "fills", "extent_counts", "extents", "sizes")
@@ -691,16 +718,18 @@ class JobStatusResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., blocks_done: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class BeginRequestRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "request_id")
+    __slots__ = ("session", "namespace", "keys", "request_id", "hint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
     request_id: bytes
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
+    hint: Hint
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
 
 class BeginRequestResponse(_message.Message):
     __slots__ = ("request_id", "match")
@@ -727,14 +756,16 @@ class ExtendRequestResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class CompleteRequestRequest(_message.Message):
-    __slots__ = ("session", "request_id", "outcome")
+    __slots__ = ("session", "request_id", "outcome", "hint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     request_id: bytes
     outcome: Outcome
-    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ...) -> None: ...
+    hint: Hint
+    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
 
 class CompleteRequestResponse(_message.Message):
     __slots__ = ("dropped_blocks",)
@@ -769,16 +800,18 @@ class ClearResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class TouchRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "read")
+    __slots__ = ("session", "namespace", "keys", "read", "hint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
     read: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., read: _Optional[bool] = ...) -> None: ...
+    hint: Hint
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., read: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
 
 class TouchResponse(_message.Message):
     __slots__ = ("blocks",)

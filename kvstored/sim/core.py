@@ -7,12 +7,14 @@ exact: high and low watermark are the capacity, nothing filters what is written 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvstored.core.calls import (
     CopyTask,
     FillStatus,
+    Fingerprint,
     Freed,
     Limits,
     Parents,
@@ -25,6 +27,7 @@ from kvstored.core.calls import (
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
 from kvstored.core.copying import Copying
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import root
 from kvstored.core.namespace import Namespaces
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, KeyBatch, TierId
@@ -41,27 +44,35 @@ EVICTED = frozenset({Reason.WATERMARK, Reason.DEMAND})
 
 
 class CoreModel:
-    """One namespace in a catalog of its own. `capacity_blocks` by tier; None: DRAM without bound."""
+    """One namespace in a catalog of its own. `capacity_blocks` by tier; None: DRAM without bound. `evictions`: tier and fingerprint of each
+    copy in the order in which they leave, where asked for."""
 
     def __init__(
-        self, trace: Trace, *, policy: str, capacity_blocks: Mapping[TierId, int] | None
+        self,
+        trace: Trace,
+        *,
+        policy: str,
+        capacity_blocks: Mapping[TierId, int] | None,
+        evictions: list[tuple[TierId, Fingerprint]] | None = None,
     ) -> None:
         blocks = capacity_blocks or {TierId.DRAM: INFINITE_BLOCKS}
         limits = [_exact(tier, units) for tier, units in sorted(blocks.items())]
+        self._tiers = tuple(sorted(blocks))
         self.catalog = Catalog(tiers=limits, policy=policy, limits=Limits(), epoch=1)
-        for tier, units in blocks.items():
-            self.catalog.grow(tier, 0, units)
+        for tier in self._tiers:
+            self.catalog.grow(tier, 0, INFINITE_BLOCKS)
         spec = trace_namespace(trace, UNIT_BYTES)
         layout = Namespaces().open(spec, supersede=False).layout
         self.catalog.add_namespace(layout)
         self.evicted_blocks = 0
+        self._evictions = evictions
         self._ns = layout.id
         self._keys = TraceKeys(root(layout.digest), layout.seed)
         self._session = self.catalog.open_session(0.0)
         self._held: list[bytes] = []
         self._is_tiered = len(blocks) > 1
 
-    def request(self, ts_s: float, block_ids: BlockIds) -> Served:
+    def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served:
         catalog = self.catalog
         catalog.expire(ts_s)
         hits = self.match(block_ids, ts_s)
@@ -70,14 +81,24 @@ class CoreModel:
             self._hold(self._keys.batch(ids), ts_s)
         put = self._put(block_ids, hit, ts_s)
         for ids in reversed(_parts(block_ids)):
-            catalog.touch(self._ns, self._keys.batch(ids), ts_s)
+            catalog.touch(self._ns, self._keys.batch(ids), ts_s, hint)
+            hint = replace(hint, session="")  # only the tail is where the session is
         while self._held:
             catalog.complete_request(self._session, self._held.pop(), False, ts_s)
         if self._is_tiered:
             while copying := catalog.write_back(WRITE_BACK_BYTES, ts_s):
                 self._carry(copying, ts_s)
+        for tier in self._tiers:
+            catalog.make_room(tier, ts_s)
+        catalog.books.policy.maintain(ts_s)
         self._account()
         return Served(len(block_ids), hits, put)
+
+    def _evicted(self, freed: Freed) -> None:
+        if freed.reason in EVICTED:
+            self.evicted_blocks += 1
+            if self._evictions is not None:
+                self._evictions.append((freed.tier, freed.fingerprint))
 
     def match(self, block_ids: BlockIds, ts_s: float) -> TierBlocks:
         """Blocks of the longest stored prefix, by tier."""
@@ -90,16 +111,16 @@ class CoreModel:
         return hits
 
     def _hold(self, batch: KeyBatch, ts_s: float) -> None:
-        """Keep these stored blocks while the request runs, count their hits, and bring them up."""
+        """Keep these stored blocks while the request runs, bring them up, and count their hits."""
         catalog = self.catalog
         request_id = len(self._held).to_bytes(8, "little")
         catalog.begin_request(self._session, request_id, self._ns, batch, ts_s)
         self._held.append(request_id)
-        rows = catalog.books.index.find(batch.fingerprints)
-        catalog.books.touch(rows, TouchEvent.HIT, ts_s)
         if self._is_tiered:
             loads, _ = catalog.prefetch(self._ns, batch, TierId.DRAM, ts_s)
             self._carry(loads, ts_s)
+        rows = catalog.books.index.find(batch.fingerprints)
+        catalog.books.touch(rows, TouchEvent.HIT, ts_s)
 
     def _put(self, block_ids: BlockIds, hit: int, ts_s: float) -> int:
         """Store the blocks from `hit` on; how many found room. What is longer than the tier keeps its head."""
@@ -156,7 +177,7 @@ class CoreModel:
         """Carry out the effects: count evictions, and free what a disk would have to discard first."""
         for effect in singly(self.catalog.drain()):
             if isinstance(effect, Freed):
-                self.evicted_blocks += effect.reason in EVICTED
+                self._evicted(effect)
                 if effect.tier is TierId.NVME:
                     self.catalog.discarded(effect.token)
 
@@ -167,4 +188,5 @@ def _parts(block_ids: BlockIds) -> list[BlockIds]:
 
 
 def _exact(tier: TierId, units: int) -> TierLimits:
-    return TierLimits(tier, units, sink_share=0.0, admit_hits=0)
+    mark = units / INFINITE_BLOCKS
+    return TierLimits(tier, INFINITE_BLOCKS, high=mark, low=mark, sink_share=0.0, admit_hits=0)

@@ -3,11 +3,13 @@
 The model that users run is the real core (sim/core.py); tests put a plain oracle in its place.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Protocol
 
+from kvstored.core.hints import NO_HINT, Hint
+from kvstored.sim.hinting import hint_of
 from kvstored.sim.measure import Recorder, Served
 from kvstored.sim.report import Result, Setup, result
 from kvstored.sim.traces import BlockIds, Request
@@ -21,7 +23,7 @@ class Model(Protocol):
     @property
     def evicted_blocks(self) -> int: ...
 
-    def request(self, ts_s: float, block_ids: BlockIds) -> Served: ...
+    def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served: ...
 
 
 def replay_offline(
@@ -30,6 +32,7 @@ def replay_offline(
     setup: Setup,
     *,
     limit: int | None,
+    hints: Sequence[str] = (),
     advance: Callable[[int], None],
 ) -> Result:
     """Serve the first `limit` requests in order; `advance` is told of progress, now and then."""
@@ -40,7 +43,7 @@ def replay_offline(
     for request in islice(requests, limit):
         first_s = request.ts_s if first_s is None else first_s
         asked_s = perf_counter()
-        served = model.request(request.ts_s, request.block_ids)
+        served = model.request(request.ts_s, request.block_ids, hint_of(request, hints))
         recorder.add(request.ts_s - first_s, served, perf_counter() - asked_s)
         if recorder.requests - reported >= PROGRESS_REQUESTS:
             advance(recorder.requests - reported)

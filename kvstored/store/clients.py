@@ -135,5 +135,5 @@ class Clients:
 
     def _end_writers(self, sessions: list[SessionId]) -> None:
         for core in sessions:
-            self._shell.catalog.writer_dead(core, self._shell.now_s())
+            self._shell.catalog.quarantine.writer_dead(core)
             self._shell.apply()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from kvstored.core.copying import Copying, copies_in, targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
+from kvstored.store import learned
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
 from kvstored.store.shell import fingerprint_bytes
@@ -33,6 +34,8 @@ WRITE_BACK_PAUSE_S = 1.0
 WRITE_BACKS_MAX = 2
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
+LEARN_S = 1.0
+SAVE_S = 300.0
 LAG_S = 0.1
 
 
@@ -54,6 +57,8 @@ class Janitor:
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
+            "learning": self._every(LEARN_S, self.learn_once),
+            "policy state": self._every(SAVE_S, self.save_policy_once),
             "loop watch": self._watch_loop(),
         }
 
@@ -152,6 +157,19 @@ class Janitor:
                 await shell.tiers.disk_lane.submit(lambda: flush(disk), Urgency.BACKGROUND)  # noqa: B023 - awaited in the same turn
             await asyncio.sleep(0)
             row = batch.following
+
+    async def learn_once(self) -> None:
+        """Tables of the policy are made here, never while somebody waits for an answer."""
+        self._shell.catalog.books.policy.maintain(self._shell.now_s())
+
+    async def save_policy_once(self) -> None:
+        """What it learned, where that is anything."""
+        shell, policy = self._shell, self._shell.catalog.books.policy
+        dumped, state_dir = policy.dump(shell.now_s()), self._store.registry.state_dir
+        if dumped:
+            await shell.tiers.arena_lane.submit(
+                lambda: learned.save(state_dir, policy.name, dumped), Urgency.BACKGROUND
+            )
 
     async def drain(self, drain_s: float) -> bool:
         """Refuse new fills and write every dirty copy to NVMe within `drain_s`; whether all were."""

@@ -47,7 +47,7 @@ class Registry:
     def __init__(self, shell: Shell, namespaces: Namespaces, state_dir: Path) -> None:
         self._shell = shell
         self._namespaces = namespaces
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._saving = asyncio.Lock()
         self._is_unsaved = False
         """Some opening is in memory only."""
@@ -160,7 +160,7 @@ class Registry:
     async def _write(self, text: str) -> None:
         lane = self._shell.tiers.arena_lane
         try:
-            await lane.submit(lambda: replace_file(self._state_dir / FILE_NAME, text.encode()))
+            await lane.submit(lambda: replace_file(self.state_dir / FILE_NAME, text.encode()))
         except OSError as error:
             raise Unavailable(f"namespaces cannot be saved: error={error}") from error
         self._is_failing, self._save_after_s = False, 0.0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.naming import count_reads, rows_leaf_first
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
@@ -126,10 +127,15 @@ class Store:
     # ---- the life of a request
 
     def begin_request(
-        self, session: Session, layout: Layout, keys: KeyBatch, request_id: bytes
+        self,
+        session: Session,
+        layout: Layout,
+        keys: KeyBatch,
+        request_id: bytes,
+        hint: Hint = NO_HINT,
     ) -> Match:
         now_s = self.shell.now_s()
-        self.shell.catalog.begin_request(session.core, request_id, layout.id, keys, now_s)
+        self.shell.catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
         self.shell.apply()
         return self.match(layout, keys, 0)
 
@@ -143,10 +149,12 @@ class Store:
         self.shell.apply()
         return blocks
 
-    def complete_request(self, session: Session, request_id: bytes, *, discard: bool) -> int:
+    def complete_request(
+        self, session: Session, request_id: bytes, *, discard: bool, hint: Hint = NO_HINT
+    ) -> int:
         """Blocks that were dropped: with `discard`, those that nobody else shares."""
         dropped = self.shell.catalog.complete_request(
-            session.core, request_id, discard, self.shell.now_s()
+            session.core, request_id, discard, self.shell.now_s(), hint
         )
         self.shell.apply()
         return dropped
@@ -164,8 +172,8 @@ class Store:
         self.shell.events.add(EventKind.CLEARED, digest=layout.digest)
         return blocks
 
-    def touch(self, layout: Layout, keys: KeyBatch) -> int:
-        blocks = self.shell.catalog.touch(layout.id, keys, self.shell.now_s())
+    def touch(self, layout: Layout, keys: KeyBatch, hint: Hint = NO_HINT) -> int:
+        blocks = self.shell.catalog.touch(layout.id, keys, self.shell.now_s(), hint)
         self.shell.apply()
         return blocks
 

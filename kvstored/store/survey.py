@@ -59,7 +59,9 @@ class Survey:
 
     def explain(self, layout: Layout, key: bytes) -> Verdict:
         shell = self._shell
-        return shell.catalog.explain(layout.id, fingerprint(key, layout.seed), shell.now_s())
+        return shell.catalog.looking.explain(
+            layout.id, fingerprint(key, layout.seed), shell.now_s()
+        )
 
     def elsewhere(self, others: Iterable[tuple[Layout, bytes]]) -> Verdict | None:
         """The first of these namespaces in which its key is stored: who asks meant another one."""

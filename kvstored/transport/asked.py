@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvstored.core import keys as block_keys
 from kvstored.core.calls import Acquire, Parents, Reserve
 from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
+from kvstored.core.hints import NAME_CHARACTERS_MAX, PRIORITY_MAX, FollowUp, Hint
 from kvstored.core.types import KeyBatch, Layout, NamespaceSpec, TierId
 from kvstored.core.usage import depth_of
 from kvstored.errors import InvalidArgument
@@ -90,6 +91,7 @@ class Asked:
             last_valid_tokens=request.last_valid_tokens,
             ttl_s=self._store.limits.fill_ttl(request.fill_ttl_ms / 1000),
             request_id=request_id_of(request.request_id),
+            hint=hint_of(request.hint),
         )
         return Put(session, layout, columns, call)
 
@@ -209,6 +211,25 @@ def request_id_of(given: bytes) -> bytes:
             f"a request id is too long: bytes={len(given)} max={REQUEST_ID_BYTES_MAX}"
         )
     return given
+
+
+def hint_of(given: pb.Hint) -> Hint:
+    names = given.session, given.category
+    if max(map(len, names)) > NAME_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"a name in a hint is too long: characters={max(map(len, names))} max={NAME_CHARACTERS_MAX}"
+        )
+    if given.priority > PRIORITY_MAX:
+        raise InvalidArgument(f"no such priority: priority={given.priority} max={PRIORITY_MAX}")
+    is_known = int(given.follow_up) < len(FollowUp)
+    return Hint(
+        FollowUp(given.follow_up) if is_known else FollowUp.UNKNOWN,
+        given.output_tokens if given.HasField("output_tokens") else None,
+        given.session,
+        given.category,
+        given.priority,
+        float(given.retention_s),
+    )
 
 
 def _mixed(layout: Layout, keys: pb.Keys, packed: bytes) -> tuple[bytes, int]:

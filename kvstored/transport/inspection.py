@@ -154,7 +154,7 @@ class Inspection:
             namespaces = {layout.id}
             if request.HasField("keys"):
                 wanted = _names(keys_of(layout, request.keys).fingerprints)
-        nodes, is_cut = shell.catalog.tree_nodes(namespaces, limit)
+        nodes, is_cut = shell.catalog.looking.tree_nodes(namespaces, limit)
         return pb.TreeResponse(
             nodes=[
                 tree_message(node, shell.layouts[node.ns])
@@ -167,7 +167,7 @@ class Inspection:
     async def _leases(self, request: pb.LeasesRequest, caller: Caller) -> pb.LeasesResponse:
         limit = min(request.max or HOLDINGS_MAX, HOLDINGS_MAX)
         catalog = self._store.shell.catalog
-        holdings, is_cut = catalog.holdings(self._namespaces(caller), limit)
+        holdings, is_cut = catalog.looking.holdings(self._namespaces(caller), limit)
         now_s = self._store.shell.now_s()
         leases = [self._holding_message(holding, now_s) for holding in holdings]
         return pb.LeasesResponse(leases=leases, cut=is_cut)

@@ -22,7 +22,7 @@ from kvstored.transport.answers import (
     job_message,
     match_message,
 )
-from kvstored.transport.asked import Asked, handles_of, keys_of, request_id_of
+from kvstored.transport.asked import Asked, handles_of, hint_of, keys_of, request_id_of
 from kvstored.transport.caller import Answer, Caller
 from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
@@ -132,7 +132,7 @@ class StoreService:
             piece_bytes_max=PIECE_BYTES_MAX,
             daemon_pid=os.getpid(),
             version=__version__,
-            quarantined=self._store.shell.catalog.has_quarantine(session.core),
+            quarantined=self._store.shell.catalog.quarantine.has(session.core),
             projection=not request.detached and self._descriptors.has_projection(caller),
         )
 
@@ -180,7 +180,7 @@ class StoreService:
         )
 
     def _namespace_message(self, layout: Layout, is_retired: bool) -> pb.NamespaceInfo:
-        blocks, units = self._store.shell.catalog.namespace_use(layout.id)
+        blocks, units = self._store.shell.catalog.looking.namespace_use(layout.id)
         return pb.NamespaceInfo(
             digest=layout.digest,
             namespace=message_of(layout.spec),
@@ -277,7 +277,8 @@ class StoreService:
         layout = self._asked.layout(request.namespace, caller)
         keys = keys_of(layout, request.keys)
         name = request_id_of(request.request_id) or os.urandom(16)
-        found = self._store.begin_request(session, layout, keys, name)
+        hint = hint_of(request.hint)
+        found = self._store.begin_request(session, layout, keys, name, hint)
         return pb.BeginRequestResponse(request_id=name, match=match_message(found))
 
     async def _extend_request(
@@ -297,7 +298,8 @@ class StoreService:
             raise InvalidArgument(f"unknown outcome of a request: outcome={request.outcome}")
         is_discard = request.outcome == pb.DISCARD
         name = request_id_of(request.request_id)
-        dropped = self._store.complete_request(session, name, discard=is_discard)
+        hint = hint_of(request.hint)
+        dropped = self._store.complete_request(session, name, discard=is_discard, hint=hint)
         return pb.CompleteRequestResponse(dropped_blocks=dropped)
 
     # ---- forgetting and touching
@@ -317,8 +319,10 @@ class StoreService:
     async def _touch(self, request: pb.TouchRequest, caller: Caller) -> pb.TouchResponse:
         self._asked.session(request.session, caller)
         layout = self._asked.layout(request.namespace, caller)
-        touch = self._store.was_read if request.read else self._store.touch
-        return pb.TouchResponse(blocks=touch(layout, keys_of(layout, request.keys)))
+        keys = keys_of(layout, request.keys)
+        if request.read:
+            return pb.TouchResponse(blocks=self._store.was_read(layout, keys))
+        return pb.TouchResponse(blocks=self._store.touch(layout, keys, hint_of(request.hint)))
 
     async def _report(self, request: pb.ReportRequest, caller: Caller) -> pb.ReportResponse:
         """Advisory: a block that the engine selected (score above 0) counts as touched."""

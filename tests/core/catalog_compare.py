@@ -124,7 +124,7 @@ class ComparingMachine(RuleBasedStateMachine):
             assert row >= 0, f"no row of {key}"
             assert int(books.blocks.holds[row]) == block.holds, f"holds of {key}"
             assert int(books.blocks.hits[row]) == block.hits, f"hits of {key}"
-            copies = self.catalog.copies_of(NamespaceId(ns), fingerprint)
+            copies = self.catalog.looking.copies_of(NamespaceId(ns), fingerprint)
             assert len(copies) == len(block.copies), f"copies of {key}"
             for at, copy in zip(copies, block.copies, strict=True):
                 kept.append(at)

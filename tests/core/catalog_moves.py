@@ -79,7 +79,7 @@ class MovingMachine(CatalogMachine):
         copies = self.oracle.ready(block, part)
         if [copy.tier for copy in copies] == [DRAM, NVME]:
             fingerprint = self.fingerprint_of(block.ns, block.key)
-            rows = self.catalog.copies_of(NamespaceId(block.ns), fingerprint)
+            rows = self.catalog.looking.copies_of(NamespaceId(block.ns), fingerprint)
             at = block.copies.index(copies[0])
             self.catalog.drop_copy(rows[at], Reason.CORRUPT, self.now_s)
             self.oracle.drop(copies[0], Reason.CORRUPT)

@@ -312,11 +312,11 @@ class Desk:
 
     def copies(self, name: str, *, ns: int = 0) -> list[int]:
         low, high = self.namers[ns].batch([name]).fingerprints[0].tolist()
-        return self.catalog.copies_of(self.namers[ns].layout.id, (low, high))
+        return self.catalog.looking.copies_of(self.namers[ns].layout.id, (low, high))
 
     def explain(self, name: str, *, ns: int = 0) -> Verdict:
         low, high = self.namers[ns].batch([name]).fingerprints[0].tolist()
-        return self.catalog.explain(self.namers[ns].layout.id, (low, high), self.now_s)
+        return self.catalog.looking.explain(self.namers[ns].layout.id, (low, high), self.now_s)
 
     def wait(self, seconds: float) -> Expired:
         self.now_s += seconds

@@ -100,9 +100,9 @@ def test_a_sink_stays_while_a_descendant_is_stored_up_to_its_share() -> None:
     assert "a" in [name for name, _ in desk.gone()]
 
 
-def test_the_composite_policy_keeps_sinks_then_shared_blocks_then_the_recent_ones() -> None:
+def test_the_articles_policy_keeps_sinks_then_shared_blocks_then_the_recent_ones() -> None:
     sinks, plain = spec_of("sinks", sink_tokens=BLOCK_TOKENS), spec_of("plain")
-    desk = Desk(plain, sinks, dram=3, policy="composite", sink_share=0.0)
+    desk = Desk(plain, sinks, dram=3, policy="article", sink_share=0.0)
     desk.put("s", ns=1)
     desk.now_s += 1
     desk.put("h")
@@ -124,7 +124,7 @@ def test_the_composite_policy_keeps_sinks_then_shared_blocks_then_the_recent_one
 
 def test_a_copy_whose_stamp_falls_can_still_be_evicted() -> None:
     # Its entry in the order was taken for an old one and thrown away: it was never evicted again.
-    desk = Desk(dram=2, policy="composite")
+    desk = Desk(dram=2, policy="article")
     desk.put("ab")
     desk.put("c", under="a")  # a has two children: shared
     desk.gone()
@@ -136,7 +136,7 @@ def test_a_copy_whose_stamp_falls_can_still_be_evicted() -> None:
 
 def test_a_put_alone_does_not_make_a_block_shared() -> None:
     # The fill itself counted as a hold when the stamp was made: every block that was ever put was 'shared'.
-    desk = Desk(dram=2, policy="composite")
+    desk = Desk(dram=2, policy="article")
     desk.put("a")
     desk.release(desk.read("a"))
     desk.now_s += 1e6

@@ -215,7 +215,7 @@ class WholeMachine(AsideMachine):
             return
         at = copy % len(block.copies)
         fingerprint = self.fingerprint_of(block.ns, block.key)
-        row = self.catalog.copies_of(NamespaceId(block.ns), fingerprint)[at]
+        row = self.catalog.looking.copies_of(NamespaceId(block.ns), fingerprint)[at]
         self.catalog.drop_copy(row, Reason.CORRUPT, self.now_s)
         self.oracle.drop(block.copies[at], Reason.CORRUPT)
         self.compare()
@@ -228,7 +228,7 @@ class WholeMachine(AsideMachine):
         session = self.pick(self.sessions, pick)
         self.catalog.close_session(session, self.now_s, writer_dead=dead)
         self.oracle.close_session(session, dead=dead)
-        assert self.catalog.has_quarantine(session) == any(
+        assert self.catalog.quarantine.has(session) == any(
             kept.session == session for kept in self.oracle.kept
         )
         self.compare()
@@ -238,7 +238,7 @@ class WholeMachine(AsideMachine):
     @rule(pick=small)
     def writer_dead(self, pick: int) -> None:
         session = self.pick(self.oracle.kept, pick).session
-        self.catalog.writer_dead(SessionId(session), self.now_s)
+        self.catalog.quarantine.writer_dead(SessionId(session))
         self.oracle.writer_dead(session)
         self.compare()
 

@@ -97,7 +97,7 @@ def test_children_may_be_found_before_their_parents(is_bulk: bool) -> None:
     assert desk.catalog.recovery.done(NVME, desk.now_s) == 0
     desk.catalog.check()
     assert desk.hits("abc").hit_blocks == 3
-    (node,) = desk.catalog.tree_nodes([desk.ns], 9)[0]
+    (node,) = desk.catalog.looking.tree_nodes([desk.ns], 9)[0]
     assert (node.blocks, node.depth) == (3, 0)
 
 

@@ -21,7 +21,7 @@ def test_space_of_an_expired_fill_is_kept_from_others_until_its_writer_is_dead()
     assert desk.wait(11).fills == 1
     assert desk.put("b") == [NO_SPACE]
     assert desk.commit(late) == [None]  # too late: LOST
-    desk.catalog.writer_dead(desk.session, desk.now_s)
+    desk.catalog.quarantine.writer_dead(desk.session)
     assert desk.gone() == [("a", Reason.FILL_LOST)]
     assert desk.put("b") == [GRANTED]
     assert not desk.read("b").blocks[0].must_verify
@@ -283,11 +283,11 @@ def test_what_a_session_held_whose_process_may_live_is_kept_aside() -> None:
     desk.begin("b")
     gone = desk.session
     desk.catalog.close_session(gone, desk.now_s, writer_dead=False)
-    assert desk.catalog.has_quarantine(gone)
+    assert desk.catalog.quarantine.has(gone)
     desk.session = desk.catalog.open_session(desk.now_s)
     assert desk.put("x") == [NO_SPACE]
-    desk.catalog.writer_dead(gone, desk.now_s)
-    assert not desk.catalog.has_quarantine(gone)
+    desk.catalog.quarantine.writer_dead(gone)
+    assert not desk.catalog.quarantine.has(gone)
     assert desk.put("x") == [GRANTED]
 
 

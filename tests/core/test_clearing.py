@@ -76,7 +76,7 @@ class World:
         self.catalog.touch(layout.id, key_batch(packed, 32, layout.seed), self.now_s)
 
     def small_left(self) -> int:
-        return self.catalog.namespace_use(self.small.id)[0]
+        return self.catalog.looking.namespace_use(self.small.id)[0]
 
 
 def test_a_large_block_over_shuffled_small_ones_costs_a_little_more_than_its_size() -> None:
@@ -101,7 +101,7 @@ def test_one_turnover_to_large_blocks_leaves_nine_tenths_usable() -> None:
     world.touch(world.small, order)
     for i in range(UNITS // LARGE):
         assert world.put(world.large, 10_000 + i, 1) == [FillStatus.GRANTED]
-    assert world.catalog.namespace_use(world.large.id)[1][1] >= 0.9 * UNITS
+    assert world.catalog.looking.namespace_use(world.large.id)[1][1] >= 0.9 * UNITS
 
 
 def test_the_least_recently_used_neighbours_are_cleared() -> None:
@@ -143,5 +143,5 @@ def test_what_is_pinned_stays_and_the_call_is_refused() -> None:
         world.small.id, key_batch(packed[:32], 32, world.small.seed), 0, world.now_s
     )
     assert pinned.hit_blocks == 1
-    assert world.catalog.namespace_use(world.small.id)[0] >= len(keys)
+    assert world.catalog.looking.namespace_use(world.small.id)[0] >= len(keys)
     world.catalog.check()

@@ -15,7 +15,7 @@ def test_a_block_put_without_its_parent_is_linked_when_it_is_put_again_with_it()
     desk.put("b")
     desk.catalog.drain()
     assert desk.put("ab") == [FillStatus.PRESENT] * 2
-    (node,), _ = desk.catalog.tree_nodes([desk.namers[0].layout.id], 10)
+    (node,), _ = desk.catalog.looking.tree_nodes([desk.namers[0].layout.id], 10)
     assert (node.blocks, node.depth) == (2, 0)
     (linked,) = [effect for effect in desk.catalog.drain() if isinstance(effect, Linked)]
     assert (linked.tier, linked.depth) == (TierId.DRAM, 1)
@@ -43,7 +43,7 @@ def test_sparse_rows_leave_memory_before_the_dense_rows_of_the_same_touch() -> N
     parts = [
         Part(int(books.copies.part[copy]))
         for name in "ab"
-        for copy in desk.catalog.copies_of(
+        for copy in desk.catalog.looking.copies_of(
             desk.namers[0].layout.id,
             tuple(desk.namers[0].batch([name]).fingerprints[0].tolist()),
         )
@@ -57,9 +57,9 @@ def test_what_is_gone_since_an_earlier_run_is_unknown_and_not_never_stored() -> 
     absent = desk.namers[0].batch(["z"])
     fingerprint = tuple(absent.fingerprints[0].tolist())
     ns = desk.namers[0].layout.id
-    assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.NEVER_STORED
+    assert desk.catalog.looking.explain(ns, fingerprint, desk.now_s).reason is Reason.NEVER_STORED
     desk.put("a")
     desk.catalog.recovery.begin(TierId.DRAM)
-    assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.RECOVERING
+    assert desk.catalog.looking.explain(ns, fingerprint, desk.now_s).reason is Reason.RECOVERING
     desk.catalog.recovery.done(TierId.DRAM, desk.now_s)
-    assert desk.catalog.explain(ns, fingerprint, desk.now_s).reason is Reason.UNKNOWN
+    assert desk.catalog.looking.explain(ns, fingerprint, desk.now_s).reason is Reason.UNKNOWN

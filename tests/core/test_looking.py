@@ -17,7 +17,7 @@ def test_a_stored_block_is_told_by_its_tiers_and_its_warmth() -> None:
     read = desk.read("b")
     assert "1 hit, being read" in desk.explain("b").text
     desk.release(read)
-    nodes, _ = desk.catalog.tree_nodes({namer.layout.id for namer in desk.namers}, 10)
+    nodes, _ = desk.catalog.looking.tree_nodes({namer.layout.id for namer in desk.namers}, 10)
     assert [node.tier_blocks for node in nodes] == [(0, 2, 2, 0)], "each tier that holds a block"
 
 

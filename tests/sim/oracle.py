@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.sim.measure import NO_BLOCKS, Served, TierBlocks
 from kvstored.sim.traces import BlockIds
 
@@ -14,7 +15,7 @@ class LeafLru:
         self.evicted_blocks = 0
         self.stored: OrderedDict[int, None] = OrderedDict()
 
-    def request(self, ts_s: float, block_ids: BlockIds) -> Served:
+    def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served:
         ids = block_ids.tolist()
         hits = next((i for i, block in enumerate(ids) if block not in self.stored), len(ids))
         puts = 0

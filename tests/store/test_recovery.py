@@ -92,7 +92,7 @@ def test_the_tree_is_the_same_after_a_restart(tmp_path: Path) -> None:
         await recovered(later)
 
         def shape(each: World) -> list[tuple[object, ...]]:
-            nodes, is_cut = each.catalog.tree_nodes([layout.id], 999)
+            nodes, is_cut = each.catalog.looking.tree_nodes([layout.id], 999)
             assert not is_cut
             return sorted((n.head, n.depth, n.blocks, n.children, n.tier_blocks) for n in nodes)
 
@@ -113,7 +113,7 @@ def test_bytes_that_changed_while_nobody_watched_are_served_from_the_disk_or_not
         session = later.session()
         await recovered(later)
         for number in (3, 21):
-            copies = later.catalog.copies_of(layout.id, name_of(layout, number))
+            copies = later.catalog.looking.copies_of(layout.id, name_of(layout, number))
             dram = next(c for c in copies if later.catalog.books.copies.tier[c] == TierId.DRAM)
             piece = next(iter(later.catalog.books.pieces_of(dram)))
             later.arena.views(later.catalog.books.place(piece), 1)[0][0] ^= 1

@@ -219,7 +219,7 @@ def places_of(world: World, layout: Layout, number: int) -> list[int]:
     low, high = keys_of(layout, [number]).fingerprints[0].tolist()
     return [
         segment << 32 | start
-        for copy in world.catalog.copies_of(layout.id, (low, high))
+        for copy in world.catalog.looking.copies_of(layout.id, (low, high))
         if books.copies.tier[copy] == TierId.DRAM
         for segment, start in books.heads_of(copy)
     ]

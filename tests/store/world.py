@@ -81,6 +81,8 @@ class World:
         arena: Arena | None = None,
         disk: MemoryTier | None = None,
         epoch: int = 1,
+        tiers: Sequence[TierLimits] = (),
+        policy: str = "composite",
     ) -> None:
         self.clock = ManualClock()
         self.index_share = 0.0
@@ -90,7 +92,7 @@ class World:
         )
         self.memory = disk or MemoryTier()
         self.disk = FaultyTier(self.memory, faults, random.Random(seed), time.sleep)
-        tiers = Tiers(
+        parts = Tiers(
             arena=self.arena,
             arena_lane=Lane("arena", threads=2, queue_max=256),
             disk=self.disk,
@@ -103,18 +105,19 @@ class World:
         )
         units = 2
         self.catalog = Catalog(
-            tiers=[
+            tiers=tiers
+            or [
                 TierLimits(TierId.DRAM, arena_blocks * units, high=0.95, low=0.8, lease_share=1.0),
                 TierLimits(
                     TierId.NVME, disk_blocks * units, high=0.95, low=0.8, admit_hits=admit_hits
                 ),
             ],
-            policy="lru",
+            policy=policy,
             limits=Limits(quarantine_s=30.0),
             epoch=epoch,
         )
         events = Events(epoch=epoch, now_s=self.clock.now_s)
-        self.shell = Shell(self.catalog, tiers, events, self.clock, _metrics(), self._report)
+        self.shell = Shell(self.catalog, parts, events, self.clock, _metrics(), self._report)
         registry = Registry(self.shell, Namespaces(), state_dir)
         self.store = Store(self.shell, registry, StoreLimits(quarantine_s=30.0))
         self.janitor = Janitor(self.store)

@@ -624,6 +624,64 @@ def test_remove_clear_touch_and_report(tmp_path: Path) -> None:
     serving(tmp_path, test)
 
 
+def test_hints_reach_the_policy_from_every_call_that_takes_one(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        said = {name: pb.Hint(category=name) for name in ("reserve", "touch", "begin", "complete")}
+        ids = {"session": peer.token, "request_id": b"r"}
+        path = {"session": peer.token, "namespace": peer.digest, "keys": keys_of(range(4))}
+
+        def learned() -> list[str]:
+            dumped = peer.world.catalog.books.policy.dump(0.0)
+            return [name for name in said if f'"{name}"'.encode() in dumped]
+
+        await peer.put(range(4), hint=said["reserve"])
+        assert learned() == ["reserve"]
+        await peer.call("Touch", pb.TouchRequest(**path, hint=said["touch"]))
+        assert learned() == ["reserve", "touch"]
+        begin = pb.BeginRequestRequest(**path, request_id=b"r", hint=said["begin"])
+        await peer.call("BeginRequest", begin)
+        assert learned() == ["reserve", "touch", "begin"]
+        await peer.call("CompleteRequest", pb.CompleteRequestRequest(**ids, hint=said["complete"]))
+        assert learned() == ["reserve", "touch", "begin", "complete"]
+
+    serving(tmp_path, test)
+
+
+def test_retention_is_a_soft_pin_within_the_share_of_pins(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        path = {"session": peer.token, "namespace": peer.digest, "keys": keys_of(range(2))}
+        await peer.put(range(2))
+        await peer.call("Touch", pb.TouchRequest(**path, hint=pb.Hint(retention_s=60)))
+        assert peer.world.catalog.counts["pins"] == 1
+        peer.world.clock.advance(61.0)
+        await peer.world.janitor.expire_once()
+        assert peer.world.catalog.counts["pins"] == 0
+        all_of_it = keys_of(range(60))
+        await peer.put(range(60))
+        much = pb.TouchRequest(
+            session=peer.token,
+            namespace=peer.digest,
+            keys=all_of_it,
+            hint=pb.Hint(retention_s=60),
+        )
+        assert (await peer.call("Touch", much)).blocks > 30
+        assert peer.world.catalog.counts["pins"] == 0  # more than half of memory
+
+    serving(tmp_path, test, arena_blocks=64)
+
+
+def test_hints_out_of_range_are_refused(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        await peer.put(range(2))
+        for bad in (pb.Hint(priority=4), pb.Hint(session="s" * 129), pb.Hint(category="c" * 129)):
+            request = pb.TouchRequest(
+                session=peer.token, namespace=peer.digest, keys=keys_of(range(2)), hint=bad
+            )
+            await raises(InvalidArgument, peer.call("Touch", request))
+
+    serving(tmp_path, test)
+
+
 def test_stat_tree_leases_and_explain(tmp_path: Path) -> None:
     async def test(peer: Peer) -> None:
         await peer.put(range(3))

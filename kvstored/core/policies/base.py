@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.calls import TouchEvent
+from kvstored.core.calls import Fingerprint, TouchEvent
 from kvstored.core.columns import FIRST, QUEUED, Blocks, Copies
+from kvstored.core.hints import Hint
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Budget, Part, Rows, TierId
+from kvstored.core.types import Budget, Fingerprints, Part, Rows, TierId
 
 RANK_BITS = 60
 """Ranks lie in [0, 2^60)."""
@@ -35,12 +36,22 @@ class Ledger(Protocol):
 
     def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]: ...
 
+    def weight(self, row: int) -> int:
+        """What a hit of this copy saves a byte, as a power of two in halves."""
+
+    def fingerprint(self, block: int) -> Fingerprint: ...
+
+    def block_of(self, fingerprint: Fingerprint) -> int:
+        """-1 where there is none."""
+
+    def fingerprints_of(self, blocks: Rows) -> Fingerprints: ...
+
 
 class Policy(Protocol):
     name: str
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
-        """Copy rows were used, in this order (a path comes tail to head, so that its tail leaves first). Array writes only."""
+        """Copy rows were used, in this order: a path comes tail to head, so that its tail leaves first; what is stored, head to tail."""
 
     def offer(self, row: int) -> None:
         """The copy may be evicted from now on (leaf, ready, not read). Does nothing if it is queued already."""
@@ -55,6 +66,21 @@ class Policy(Protocol):
     def follow(self, rows: Rows) -> int:
         """`rows`: a victim and copies each of which may be evicted once the one before it is gone. How many of them, from the first
         on, would be the next victims one after the other; at least 1."""
+
+    def forget(self, blocks: Rows) -> None:
+        """These rows of blocks are about to be given back; tree and index still know them."""
+
+    def hint(self, rows: Rows, hint: Hint, now_s: float) -> None:
+        """What is known of the request that just used these copies, tail to head."""
+
+    def dump(self, now_s: float) -> bytes:
+        """What was learned, for the next start; empty where nothing is."""
+
+    def load(self, dumped: bytes, now_s: float) -> None:
+        """Go on from a dump; `InvalidArgument` for one of another shape, with nothing changed."""
+
+    def maintain(self, now_s: float) -> None:
+        """Learn from what was seen: a few milliseconds at most, called beside the traffic, about once a second."""
 
 
 def budget_of(part: int) -> Budget:

@@ -7,30 +7,16 @@ import numpy as np
 
 from kvstored.core.calls import TouchEvent
 from kvstored.core.columns import FIRST
-from kvstored.core.policies.base import LazyOrder, Ledger
-from kvstored.core.types import Budget, Rows, TierId
+from kvstored.core.policies.ranked import Ranked
+from kvstored.core.types import Rows
 
 
-class Lru:
+class Lru(Ranked):
     name = "lru"
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._order = LazyOrder(ledger)
-        self._touches = 1
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         self._ledger.copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
         self._touches += len(rows)
-
-    def offer(self, row: int) -> None:
-        self._order.offer(row)
-
-    def first(self, rows: Rows) -> None:
-        self._order.first(rows)
-
-    def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
-        return self._order.victim(tier, budget)
 
     def follow(self, rows: Rows) -> int:
         """Ranks are whole and distinct, and the victim's is the least of all that may be evicted: whatever ranks before it, or right

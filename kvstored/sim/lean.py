@@ -1,0 +1,132 @@
+"""A store of one tier with nothing in it but what a policy sees: for sweeps over many capacities and policies.
+
+It asks the same policy the same questions as the whole core does in `sim/core.py` (a test holds it to the same hits under every ranked policy), at a tenth
+of its cost: no keys, places, leases or effects. A block's row is its copy's row, and a block is found by its id in the trace.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.calls import Fingerprint, TouchEvent
+from kvstored.core.columns import READY, Blocks, Copies
+from kvstored.core.hints import NO_HINT, Hint
+from kvstored.core.policies.named import policy_named
+from kvstored.core.tree import PrefixTree
+from kvstored.core.types import Budget, Fingerprints, Part, Rows, TierId
+from kvstored.sim.measure import Served
+from kvstored.sim.traces import BlockIds
+
+_NONE = np.int32(-1)
+
+
+class LeanModel:
+    """A `Model` of sim/offline.py and the `Ledger` of its policy. `evictions`: ids in the order in which they left, where asked for."""
+
+    def __init__(
+        self, *, policy: str, capacity_blocks: int, evictions: list[int] | None = None
+    ) -> None:
+        self.blocks = Blocks()
+        self.copies = Copies()
+        self.tree = PrefixTree()
+        self.evicted_blocks = 0
+        self.policy = policy_named(policy, self)
+        self._capacity_blocks = capacity_blocks
+        self._evictions = evictions
+        self._row: Rows = np.full(1024, -1, dtype=np.int32)
+        """By id."""
+        self._id: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """By row."""
+
+    def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served:
+        count = len(block_ids)
+        if not count:
+            return Served(0, (0, 0, 0, 0), 0)
+        self._know(int(block_ids.max()))
+        rows = self._row[block_ids]
+        absent = rows < 0
+        hit = int(absent.argmax()) if absent[-1] else count
+        if hit:
+            found = rows[hit - 1 :: -1] if hit < count else rows[::-1]
+            self.blocks.last_s[found] = ts_s
+            self.policy.touch(found, TouchEvent.HINT, ts_s)
+            self.blocks.hits[found] += 1
+            self.policy.touch(found, TouchEvent.HIT, ts_s)
+        if hit < count:
+            rows[hit:] = self._store(block_ids[hit:], int(rows[hit - 1]) if hit else -1, ts_s)
+        self.policy.touch(rows[::-1], TouchEvent.HINT, ts_s)
+        if not self.tree.children[rows[-1]]:
+            self.policy.offer(int(rows[-1]))
+        if hint is not NO_HINT:
+            self.policy.hint(rows[::-1], hint, ts_s)
+        self._trim(ts_s)
+        self.policy.maintain(ts_s)
+        return Served(count, (0, hit, 0, 0), count - hit)
+
+    def is_evictable(self, row: int) -> bool:
+        return bool(self.copies.state[row] == READY and not self.tree.children[row])
+
+    def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
+        return np.zeros(len(blocks), dtype=np.bool_)
+
+    def weight(self, row: int) -> int:
+        return 0
+
+    def fingerprint(self, block: int) -> Fingerprint:
+        low, high = self.fingerprints_of(np.asarray([block], dtype=np.int32))[0].tolist()
+        return low, high
+
+    def block_of(self, fingerprint: Fingerprint) -> int:
+        return int(self._row[fingerprint[1]])
+
+    def fingerprints_of(self, blocks: Rows) -> Fingerprints:
+        ids = self._id[blocks].astype(np.uint64)
+        # spread over the slots of a hash table, and still one to one
+        return np.stack((ids * np.uint64(0x9E3779B97F4A7C15), ids), axis=1)
+
+    def _store(self, ids: BlockIds, parent: int, ts_s: float) -> Rows:
+        rows = self.blocks.take_many(len(ids))
+        assert np.array_equal(rows, self.copies.take_many(len(ids)))
+        self.tree.ensure(self.blocks.capacity)
+        if self.blocks.capacity > len(self._id):
+            self._id = np.resize(self._id, self.blocks.capacity)
+        self._row[ids] = rows
+        self._id[rows] = ids
+        self.blocks.ns[rows] = 0
+        self.blocks.first_copy[rows] = rows
+        self.blocks.last_s[rows] = ts_s
+        self.copies.block[rows] = rows
+        self.copies.tier[rows] = TierId.DRAM
+        self.copies.part[rows] = Part.DENSE
+        self.copies.state[rows] = READY
+        self.copies.units[rows] = 1
+        self.tree.add_run(rows, parent)
+        self.policy.touch(rows, TouchEvent.STORED, ts_s)
+        return rows
+
+    def _trim(self, ts_s: float) -> None:
+        while (over := self.blocks.live - self._capacity_blocks) > 0:
+            victim = self.policy.victim(TierId.DRAM, Budget.GLOBAL, ts_s)
+            if victim is None:
+                return
+            run = self.tree.run_above(victim, over)
+            self._drop(run[: self.policy.follow(run)] if len(run) > 1 else run)
+
+    def _drop(self, run: Rows) -> None:
+        parent = int(self.tree.parent[run[-1]])
+        self.policy.forget(run)
+        ids = self._id[run]
+        self._row[ids] = _NONE
+        if self._evictions is not None:
+            self._evictions.extend(ids.tolist())
+        self.evicted_blocks += len(run)
+        self.tree.cut_run(run)
+        self.blocks.give_many(run)
+        self.copies.give_many(run)
+        if parent >= 0 and not self.tree.children[parent]:
+            self.policy.offer(parent)
+
+    def _know(self, last_id: int) -> None:
+        if last_id >= len(self._row):
+            grown = np.full(max(2 * len(self._row), last_id + 1), -1, dtype=np.int32)
+            grown[: len(self._row)] = self._row
+            self._row = grown
