@@ -191,14 +191,14 @@ def _split_us(tier: Tier) -> float:
         parents = Parents(_fingerprints(np.asarray([head])), np.ones(1, dtype=np.bool_))
         calls.append((keys, parents))
     lost = KeyBatch(b"", 8, _fingerprints(np.arange(tier.blocks - 2 * SPLITS, tier.blocks)))
-    catalog.remove(tier.ns, lost, tier.now_s)  # room without eviction
+    catalog.clear_rows(tier.ns, catalog.books.index.find(lost.fingerprints), tier.now_s)  # room without eviction
     catalog.drain()
 
     def split_and_join() -> None:
         for keys, parents in calls:
             tier.put(keys, parents)
         for keys, _ in calls:
-            catalog.remove(tier.ns, keys, tier.now_s)
+            catalog.clear_rows(tier.ns, catalog.books.index.find(keys.fingerprints), tier.now_s)
         catalog.drain()
 
     return _us(split_and_join) / len(calls)

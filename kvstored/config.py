@@ -47,7 +47,7 @@ class Config(Section):
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
     )
     policy: PolicyName = Field(
-        default="composite", description="which block is evicted first (docs/policies.md)"
+        default="lru", description="which block is evicted first (docs/policies.md)"
     )
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")
