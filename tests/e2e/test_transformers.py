@@ -282,7 +282,7 @@ class TestFaults:
         pid = served.stat().daemon_pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            ends = time.monotonic() + 12
+            ends = time.monotonic() + 30
             while time.monotonic() < ends:
                 told = llama("ask", ids=prompt(13), tokens=NEW)
                 assert told["load_s"] < 0.5 + 2 + 1  # lookup, load, and a busy machine

@@ -426,7 +426,7 @@ class TestFaults:
         assert second.loaded(again).invalid_block_ids == set()
         assert second.same(first, {15: 1, 16: 2, 17: 3, 18: 4})
 
-    def test_hung(self, served: Served, engine: Open) -> None:
+    def test_hung_for_half_a_minute(self, served: Served, engine: Open) -> None:
         first, second = engine().connected(), engine().connected()
         first.computed(Request("a", 130), first_page=1)
         asked = Request("b", 130)
@@ -441,6 +441,14 @@ class TestFaults:
                 second.admit(Request(f"r{i}", 130, seed=2), first_page=15)
             assert time.monotonic() - began_s < 8
             assert second.worker._guarded.state is State.AWAY
+            turns = 0
+            while time.monotonic() - began_s < 30:  # the engine goes on as if there were no daemon
+                turns += 1
+                computed = Request(f"t{turns}", 130, seed=3 + turns % 250)
+                assert second.admit(computed, first_page=15) == 0
+                second.step((computed, 130))
+                time.sleep(0.1)
+            assert turns > 50
         second.connected()
         again = Request("d", 130)
         assert second.admit(again, first_page=15) == 128

@@ -270,6 +270,12 @@ def test_a_hung_daemon_holds_no_job_for_longer_than_its_limits(served: Served, n
         second.tier.drain_jobs()
         assert time.monotonic() - began_s < 12
         assert first.tier._guarded.state is State.AWAY
+        while time.monotonic() - began_s < 30:
+            asked_s = time.monotonic()
+            results, _ = second.found(KEYS[:4])
+            assert results == [MISS] * 4
+            assert time.monotonic() - asked_s < 4
+            time.sleep(0.1)
     finally:
         os.kill(pid, signal.SIGCONT)
     first.connected()
