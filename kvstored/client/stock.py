@@ -15,7 +15,7 @@ from kvstored.errors import Corrupt
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import U64S, pack_u64, unpack_u64
 
-STOCK_BYTES_MAX = 64 << 20
+STOCK_BYTES_MAX = 128 << 20
 BLOCKS_MIN = 32
 """Ordered at a time where puts are smaller: an order for every put would be a message for every put again."""
 IDLE_S = 10.0
@@ -60,12 +60,13 @@ class Stock:
     def take(self, namespace: bytes, count: int, now_s: float) -> Places | None:
         """Places for all of `count` blocks, or none."""
         self._used_s = now_s
-        self._connection.collect()
         shelf = self._shelf(namespace)
         shelf.puts += 1
         if shelf.rest:
             shelf.rest -= 1
             return None
+        if len(shelf.places) < count:
+            self._connection.collect()  # the last order is on its way, perhaps
         if len(shelf.places) < count:
             return None
         taken, shelf.places = _cut(shelf.places, count)
@@ -82,11 +83,12 @@ class Stock:
         shelf.rest, shelf.rests = shelf.rests, min(2 * shelf.rests, REST_PUTS_MAX)
 
     def restock(self, namespace: bytes, count: int, piece_bytes: int, timeout_s: float) -> None:
-        """Orders what a put of `count` blocks like the last one needs, from the second put on. Waits for no answer."""
+        """Orders what two puts of `count` blocks like the last one need, from the second put on: one uses what is there while the order
+        for the other is carried out. Waits for no answer."""
         shelf = self._shelf(namespace)
         most = min(STOCK_BYTES_MAX // piece_bytes, BATCH_KEYS_MAX)
-        target = min(max(count, BLOCKS_MIN), most)
-        if shelf.puts < 2 or count > most or len(shelf.places) >= max(count, target // 2):
+        target = min(max(2 * count, BLOCKS_MIN), most)
+        if shelf.puts < 2 or count > most or len(shelf.places) > target // 2:
             return
         self._give_back(list(self._in_the_way(namespace, target * piece_bytes)), timeout_s)
         request = pb.SetAsideRequest(
