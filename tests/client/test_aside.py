@@ -82,7 +82,7 @@ def test_a_put_like_the_ones_before_is_one_message(
         assert put(namespace, keys) == COMMITTED
     assert sent.count("Reserve") == 2, "the first two, before anything was ordered"
     assert sent.count("PutAside") == 10
-    assert sent.count("SetAside") <= 5
+    assert sent.count("SetAside") <= 6, "nobody waits for these"
     for keys in batches:
         assert are_right(namespace, keys)
         assert namespace.match(keys).hit_blocks == BATCH
