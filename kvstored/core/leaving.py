@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Freed, PieceRow, Reason
+from kvstored.core.calls import Fingerprint, Freed, PieceRow, Reason
 from kvstored.core.columnar import FreedMany, named
-from kvstored.core.columns import CLEAN, READY, SINK
+from kvstored.core.columns import CLEAN, DOOMED, READY, SINK
 from kvstored.core.history import Forgotten
 from kvstored.core.policies.base import budget_of
 from kvstored.core.readability import NOT_READABLE, READABLE
-from kvstored.core.types import Budget, Fingerprints, NamespaceId, Part, Rows, TierId
+from kvstored.core.types import Budget, Fingerprints, NamespaceId, Part, Rows, TierId, as_rows
 
 MANY = 3
 """Fewer leave faster one by one."""
@@ -166,6 +166,35 @@ def _give_up(books: Books, run: Rows, fingerprints: Fingerprints, reason: Reason
     copies.give_many(run)
     books.space.give_memory(tier, places)
     books.effects.append(FreedMany(tier, ns, fingerprints, places, reason))
+
+
+def free_doomed(books: Books, copies: Rows) -> Rows:
+    """`Books.free_if_unused` for copies that nobody reads any more, at once where many lie in memory in one extent each; answers the others."""
+    table, pieces = books.copies, books.pieces
+    first = table.first_piece[copies]
+    fine = (table.state[copies] == DOOMED) & (table.fills[copies] == 0) & (first >= 0)
+    fine &= (pieces.next[first] < 0) & (pieces.units[first] > 0)
+    fine &= (table.tier[copies] == int(TierId.DRAM)) & (table.part[copies] != int(Part.CHECKPOINT))
+    if np.count_nonzero(fine) < MANY:
+        return copies
+    told: dict[tuple[NamespaceId, Reason], list[tuple[int, Fingerprint]]] = {}
+    for copy in copies[fine].tolist():
+        gone = books.doomed.pop(copy)
+        told.setdefault((gone.ns, gone.reason), []).append((copy, gone.fingerprint))
+    book = books.space.books[TierId.DRAM]
+    for (ns, reason), mine in told.items():
+        rows = as_rows([copy for copy, _ in mine])
+        at = table.first_piece[rows]
+        places = books.places(at)
+        book.used[Budget.GLOBAL] -= int(table.units[rows].sum())
+        book.copies -= len(rows)
+        pieces.give_many(at)
+        table.give_many(rows)
+        books.space.give_memory(TierId.DRAM, places)
+        names = np.array([name for _, name in mine], dtype=np.uint64)
+        books.effects.append(FreedMany(TierId.DRAM, ns, names, places, reason))
+    others: Rows = copies[~fine]
+    return others
 
 
 def _left_below(books: Books, parent: int, tier: TierId, part: int) -> None:

@@ -15,6 +15,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Acquire, Fingerprint, Reason
 from kvstored.core.columnar import ReadMany
 from kvstored.core.columns import READY, SUSPECT, TARGET, UNVERIFIED
+from kvstored.core.leaving import free_doomed
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.space import units_of
 from kvstored.core.types import Rows, TierId
@@ -169,7 +170,7 @@ def end_reading(books: Books, copies: Rows, tier: TierId) -> None:
     idle = copies[table.readers[copies] == 0]
     books.space.books[tier].leased -= int(table.units[idle].sum())
     is_ready = table.state[idle] == READY
-    for copy in idle[~is_ready].tolist():
+    for copy in free_doomed(books, idle[~is_ready]).tolist():
         books.free_if_unused(copy)
     ready = idle[is_ready]
     books.mark_leased(ready, tier, leased=False)
