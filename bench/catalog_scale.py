@@ -191,7 +191,9 @@ def _split_us(tier: Tier) -> float:
         parents = Parents(_fingerprints(np.asarray([head])), np.ones(1, dtype=np.bool_))
         calls.append((keys, parents))
     lost = KeyBatch(b"", 8, _fingerprints(np.arange(tier.blocks - 2 * SPLITS, tier.blocks)))
-    catalog.clear_rows(tier.ns, catalog.books.index.find(lost.fingerprints), tier.now_s)  # room without eviction
+    catalog.clear_rows(
+        tier.ns, catalog.books.index.find(lost.fingerprints), tier.now_s
+    )  # room without eviction
     catalog.drain()
 
     def split_and_join() -> None:
