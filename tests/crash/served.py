@@ -86,6 +86,13 @@ class Served:
             *("--metrics-listen", metrics_listen),
         ]
 
+    def slowed(self) -> Path:
+        """From its next start on reads of blocks from its disk take seconds while the file exists."""
+        flag = self.state_dir.parent / "slow"
+        path = f"{Path(__file__).parent / 'slow_disk'}:{ROOT}"
+        self._environ |= {"PYTHONPATH": path, "SLOW_DISK_FLAG": str(flag)}
+        return flag
+
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

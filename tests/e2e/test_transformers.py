@@ -315,6 +315,27 @@ class TestFaults:
         assert told["loaded"] == 3 * BLOCK_TOKENS
         check(llama, prompt(14), told)
 
+    def test_a_slow_disk_is_a_miss_in_time(self, llama: Worker, serve: Serve) -> None:
+        served = serve()
+        flag = served.slowed()
+        served.start()
+        assert llama("open", options=options(served, load="500ms"), wait_s=10)
+        llama("ask", ids=prompt(15), tokens=NEW)
+        assert served.terminate() == 0
+        served.start()
+        served.recovered()
+        assert llama("connected", wait_s=10)
+        flag.touch()
+        told = llama("ask", ids=prompt(15), tokens=NEW)
+        assert told["loaded"] == 0
+        assert told["load_s"] < 0.5 + 0.5 + 1  # lookup, load, and a busy machine
+        check(llama, prompt(15), told)
+        flag.unlink()
+        wait_until(
+            lambda: llama("ask", ids=prompt(15), tokens=NEW)["loaded"] == 5 * BLOCK_TOKENS,
+            what="the disk is fast again",
+        )
+
     def test_full_tiers_forget_and_the_engine_goes_on(self, llama: Worker, serve: Serve) -> None:
         served = serve(dram="16MiB", disk="16MiB")
         served.start()

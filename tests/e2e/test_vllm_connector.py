@@ -475,16 +475,27 @@ class TestFaults:
 
     def test_a_slow_disk_is_a_miss_and_no_outage(self, folder: Path, engine: Open) -> None:
         daemon = Served(folder, dram="64MiB", disk="256MiB")
+        flag = daemon.slowed()
         with daemon:
-            engine().connected().computed(Request("a", 130), first_page=1)
+            first = engine().connected()
+            first.computed(Request("a", 130), first_page=1)
             assert daemon.terminate() == 0, "flushed to disk"
             daemon.start()
             daemon.recovered()
-            hasty, asked = engine(load="1us").connected(), Request("b", 130)
+            hasty, asked = engine(load="500ms").connected(), Request("b", 130)
             assert hasty.admit(asked, first_page=10) == 128
+            flag.touch()
+            began_s = time.monotonic()
             told = hasty.loaded(asked)
             assert told.invalid_block_ids, "its time was over before the disk answered"
+            assert time.monotonic() - began_s < 2.5
             assert hasty.worker._guarded.state is State.UP
+            flag.unlink()
+            time.sleep(3)  # the read that was under way
+            again = Request("c", 130)
+            assert hasty.admit(again, first_page=15) == 128
+            assert hasty.loaded(again).invalid_block_ids == set()
+            assert hasty.same(first, {15: 1, 16: 2, 17: 3, 18: 4})
 
     def test_corrupt_blocks_are_misses(self, folder: Path, engine: Open) -> None:
         daemon = Served(folder, dram="64MiB", disk="256MiB")

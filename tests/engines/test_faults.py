@@ -134,10 +134,8 @@ def on_disk_only(served: Served, make: Make) -> None:
 
 
 def test_a_slow_disk_is_a_miss_in_time(folder: Path, make: Make) -> None:
-    flag = folder / "slow"
     served = Served(folder, dram="64MiB", disk="256MiB")
-    path = f"{Path(__file__).parent / 'slow_disk'}:{Path(__file__).parents[2]}"
-    served._environ |= {"PYTHONPATH": path, "SLOW_DISK_FLAG": str(flag)}
+    flag = served.slowed()
     with served:
         on_disk_only(served, make)
         driver = make()
