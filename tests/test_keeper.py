@@ -1,6 +1,7 @@
 """The keeper with small stand-ins for daemon and front, as real processes."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -253,7 +254,7 @@ def _start_with(keepers: Keepers, fds: dict[str, int]) -> None:
     variables = f"LISTEN_FDS={len(fds)} LISTEN_FDNAMES={':'.join(fds)}"
     code = LAUNCH.replace("CHILD", repr(str(CHILD)))
     arguments = [sys.executable, "-c", code, str(keepers.state_dir), "0", "store", "serve"]
-    high = [os.dup2(fd, 200 + number) for number, fd in enumerate(fds.values())]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 200) for fd in fds.values()]
     shell = "".join(f"exec {number}<&{fd} {fd}<&-;" for number, fd in enumerate(high, 3))
     command = f'{shell} export {variables} LISTEN_PID=$$; exec "$0" "$@"'
     process = subprocess.Popen(
