@@ -498,7 +498,9 @@ class TestFaults:
             assert hasty.same(first, {15: 1, 16: 2, 17: 3, 18: 4})
 
     def test_corrupt_blocks_are_misses(self, folder: Path, engine: Open) -> None:
-        daemon = Served(folder, dram="64MiB", disk="256MiB")
+        # raw, so that the bytes of a page can be found on the disk
+        settings = {"disk.codec": "raw"}
+        daemon = Served(folder, dram="64MiB", disk="256MiB", settings=settings)
         with daemon:
             first = engine().connected()
             first.computed(Request("a", 130), first_page=1)
