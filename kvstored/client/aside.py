@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from kvstored.client.carrying import Mapped
+from kvstored.client.carrying import Mapped, carriers_of
 from kvstored.client.channel import LocalLink
 from kvstored.client.copying import Copier
 from kvstored.client.links import Plain, PutPart
-from kvstored.client.runs import runs_between, walks_between
-from kvstored.client.scatter import gather
 from kvstored.client.stock import Places
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import Pieces, pack_u64
@@ -42,14 +40,8 @@ class AsidePuts:
         count = len(places)
         sizes = places.extents[:, 2].reshape(count, 1)
         pieces = Pieces(places.extents, np.arange(count + 1, dtype=np.int64), sizes)
-        segments = self._mapped(pieces, timeout_s)
-        if part.gathers:
-            walks = walks_between(pieces, part.gathers, segments, None)[1]
-            sizes_bytes = [walk.gather.size for walk in walks]
-            checksums = self._copier.spread_out(walks, gather, sizes_bytes)
-        else:
-            runs = runs_between(pieces, part.sources, segments)[1]
-            checksums = self._copier.copy_in(runs)
+        carriers = carriers_of(part, pieces, self._mapped(pieces, timeout_s))
+        checksums = carriers.copy_in(self._copier)
         request = pb.PutAsideRequest(
             reserve=part.request, places=pack_u64(places.ids), checksums=pack_u64(checksums)
         )

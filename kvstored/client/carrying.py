@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstored.client.copying import Bytes, Copier, Run
+from kvstored.client.links import PutPart
+from kvstored.client.runs import runs_between, walks_between
 from kvstored.client.scatter import Walk, gather
 from kvstored.core.calls import FillStatus
 from kvstored.pb import kvstored_pb2 as pb
@@ -26,21 +28,37 @@ class Acquired:
 
 
 @dataclass(frozen=True, slots=True)
+class Carriers:
+    """What brings the bytes of a part to their places: `runs` or `walks`, of the pieces number `indexes`."""
+
+    indexes: list[int]
+    runs: list[Run]
+    walks: list[Walk]
+
+    def copy_in(self, copier: Copier) -> list[int]:
+        """The checksum of each piece."""
+        if self.runs:
+            return copier.copy_in(self.runs)
+        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
+
+
+def carriers_of(part: PutPart, pieces: Pieces, segments: dict[int, Bytes]) -> Carriers:
+    if part.gathers:
+        indexes, walks = walks_between(pieces, part.gathers, segments, None)
+        return Carriers(indexes, [], walks)
+    indexes, runs = runs_between(pieces, part.sources, segments)
+    return Carriers(indexes, runs, [])
+
+
+@dataclass(frozen=True, slots=True)
 class Filling:
-    """A reserved part. `granted`: indexes of keys whose `fills` are to be written; `runs` or `walks`: what carries their pieces, number `indexes`."""
+    """A reserved part. `granted`: indexes of keys whose `fills` are to be written."""
 
     status: list[FillStatus]
     granted: list[int]
     fills: U64S
-    indexes: list[int]
-    runs: list[Run]
-    walks: list[Walk]
+    carriers: Carriers
     checksums: U64S
-
-    def copy_in(self, copier: Copier) -> list[int]:
-        if self.runs:
-            return copier.copy_in(self.runs)
-        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
 
 
 def granted_fills(reserved: pb.ReserveResponse, keys: int) -> U64S:

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstored.client.carrying import Filling, Mapped, granted_fills
+from kvstored.client.carrying import Carriers, Filling, Mapped, carriers_of, granted_fills
 from kvstored.client.channel import LocalLink
-from kvstored.client.copying import Copier, Run
+from kvstored.client.copying import Copier
 from kvstored.client.links import PutPart
-from kvstored.client.runs import runs_between, walks_between
-from kvstored.client.scatter import Walk
 from kvstored.core.calls import FillStatus
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -65,7 +63,8 @@ class ReservedPuts:
             if is_sent:
                 self._link.connection.begin("Commit", request, timeout_s)
             try:
-                filling.checksums[filling.indexes] = filling.copy_in(self._copier)
+                carriers = filling.carriers
+                filling.checksums[carriers.indexes] = carriers.copy_in(self._copier)
             finally:
                 if is_sent:
                     answer = self._link.connection.end("Commit", pb.CommitResponse)
@@ -82,24 +81,18 @@ class ReservedPuts:
         """What was reserved, mapped: a segment's descriptor has to be asked for before the next call is under way."""
         status = [_FILL[s] for s in unpack_u8(reserved.status, "status", part.keys).tolist()]
         fills = granted_fills(reserved, part.keys)
-        indexes: list[int] = []
-        runs: list[Run] = []
-        walks: list[Walk] = []
+        carriers = Carriers([], [], [])
         if len(fills):
             try:
                 packed = PackedPieces(reserved.extent_counts, reserved.extents, reserved.sizes)
                 pieces = unpack_pieces(packed, part.keys, part.groups)
-                segments = self._mapped(pieces, timeout_s)
-                if part.gathers:
-                    indexes, walks = walks_between(pieces, part.gathers, segments, None)
-                else:
-                    indexes, runs = runs_between(pieces, part.sources, segments)
+                carriers = carriers_of(part, pieces, self._mapped(pieces, timeout_s))
             except BaseException:
                 self._abort(fills, timeout_s)
                 raise
         granted = [i for i, s in enumerate(status) if s is FillStatus.GRANTED]
         checksums = np.zeros(part.keys * part.groups, dtype=np.uint64)
-        return Filling(status, granted, fills, indexes, runs, walks, checksums)
+        return Filling(status, granted, fills, carriers, checksums)
 
     def _commit_request(self, filled: Filling) -> pb.CommitRequest:
         by_key = filled.checksums.reshape(len(filled.status), -1)
