@@ -7,14 +7,14 @@ that was restarted has another epoch: that makes another session, and what was l
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from kvstored.client.connection import Connection
+from kvstored.client.lending import Borrowed
 from kvstored.client.stock import IDLE_S, Stock
 from kvstored.clock import Clock
 from kvstored.errors import Busy, KvstoredError, Unavailable
@@ -103,12 +103,14 @@ class LocalChannel:
         self._retry_at_s = 0.0
         self._is_closed = False
 
-    @contextmanager
-    def link(self, timeout_s: float) -> Iterator[LocalLink]:
+    def link(self, timeout_s: float) -> AbstractContextManager[LocalLink]:
         """A connection of the current session, which is opened or resumed first where need be.
 
         Raises Unavailable at once while the daemon is down, and Busy when no connection becomes free in time.
         """
+        return Borrowed(self, timeout_s)
+
+    def borrow(self, timeout_s: float) -> LocalLink:
         if not self._slots.acquire(timeout=timeout_s):
             raise Busy(f"all connections are in use connections={CONNECTIONS_MAX}")
         try:
@@ -116,11 +118,17 @@ class LocalChannel:
             try:
                 unused_since_s = self.clock.elapsed_s() - IDLE_S
                 link.stock.give_back(timeout_s, unused_since_s=unused_since_s)
-                yield link
-            finally:
-                self._give_back(link)
-        finally:
+            except BaseException:
+                self._keep(link)
+                raise
+        except BaseException:
             self._slots.release()
+            raise
+        return link
+
+    def give_back(self, link: LocalLink) -> None:
+        self._keep(link)
+        self._slots.release()
 
     def close(self) -> None:
         """Ends the session where the daemon is reachable; its fills and leases end with it."""
@@ -175,7 +183,7 @@ class LocalChannel:
                 return link
             self._close(link.connection)
 
-    def _give_back(self, link: LocalLink) -> None:
+    def _keep(self, link: LocalLink) -> None:
         if link.connection.is_idle and not self._is_closed:  # who takes it looks closer
             self._idle.append(link)
         else:

@@ -3,8 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -96,16 +95,14 @@ class Client:
         """What became of keys that were looked for without a message, since this client was made; zeros over gRPC."""
         return self._transport.optimistic_reads()
 
-    @contextmanager
-    def link(self, timeout_s: float | None) -> Iterator[Link]:
+    def link(self, timeout_s: float | None) -> AbstractContextManager[Link]:
         """For the parts of this package: calls within one session."""
         if self._is_closed:
             raise Unavailable("the client is closed")
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         if not self._is_settled:
             self._settle(wait_s)
-        with self._transport.link(wait_s) as link:
-            yield link
+        return self._transport.link(wait_s)
 
     def close(self) -> None:
         """Ends the session with its fills and leases. Arrays of views stay readable memory; their leases are lost."""

@@ -47,7 +47,7 @@ class Copier:
 
     def copy_out(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
-        return self.spread_out(runs, _copy_out, [run.private.size for run in runs])
+        return self.spread_out(runs, copied_out, [run.private.size for run in runs])
 
     def copy_out_unchecked(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private, without hashing; no checksums."""
@@ -127,7 +127,7 @@ def _copy_in(run: Run) -> list[int]:
     return [hasher.intdigest()]
 
 
-def _copy_out(run: Run) -> list[int]:
+def copied_out(run: Run) -> list[int]:
     """Hashes the private copy: what the daemon's memory holds a moment later does not matter."""
     if run.private.size <= STEP_BYTES and len(run.shared) == 1:
         np.copyto(run.private, run.shared[0])

@@ -60,6 +60,8 @@ class Keys:
         """A run of these keys, which knows the block before it."""
         _check_is_slice(part)
         start, stop, step = part.indices(len(self.keys))
+        if (start, stop, step) == (0, len(self.keys), 1):
+            return self
         if step != 1:
             raise InvalidArgument(f"a part of a path has no gaps step={step}")
         parent = self.parent if start == 0 else self.keys[start - 1]

@@ -70,12 +70,14 @@ class GetCall:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A get of a plain namespace that may go without a message."""
+    """A get of a plain namespace that may go without a message. `gathers` and `ranges`: as of a GetCall."""
 
     digest: bytes
     seed: int
     keys: Keys
     out: Rows | None
+    gathers: Sequence[Gather | None] = ()
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     def part(self, indexes: Sequence[int]) -> "Glance":
         """Of these keys, which are no path any more."""

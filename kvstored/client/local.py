@@ -1,7 +1,7 @@
 """Put and get on one host: messages for the places, copies through mapped segments for the bytes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -15,6 +15,7 @@ from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalChannel, LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.keys import Keys
+from kvstored.client.lending import Borrowed
 from kvstored.client.links import GetCall, Glance, Leased, PutPart
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.reports import Reports
@@ -72,12 +73,15 @@ class LocalTransport:
         self._copier = Copier(copy_threads)
         self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
 
-    @contextmanager
-    def link(self, timeout_s: float) -> Iterator["LocalDataLink"]:
-        with self._channel.link(timeout_s) as link:
-            yield LocalDataLink(
-                link, self._segments, self._copier, self._channel.clock, self._optimistic
-            )
+    def link(self, timeout_s: float) -> AbstractContextManager["LocalDataLink"]:
+        return Borrowed(self, timeout_s)
+
+    def borrow(self, timeout_s: float) -> "LocalDataLink":
+        link, clock = self._channel.borrow(timeout_s), self._channel.clock
+        return LocalDataLink(link, self._segments, self._copier, clock, self._optimistic)
+
+    def give_back(self, lent: "LocalDataLink") -> None:
+        self._channel.give_back(lent.borrowed)
 
     def optimistic_reads(self) -> OptimisticReads:
         return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
@@ -110,7 +114,7 @@ class LocalDataLink:
         clock: Clock,
         optimistic: Optimistic,
     ) -> None:
-        self._link = link
+        self.borrowed = link
         self._optimistic = optimistic
         self._segments = segments
         self._copier = copier
@@ -118,12 +122,12 @@ class LocalDataLink:
 
     @property
     def session(self) -> Session:
-        return self._link.session
+        return self.borrowed.session
 
     def call(
         self, name: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
-        return self._link.call(name, request, response, timeout_s)
+        return self.borrowed.call(name, request, response, timeout_s)
 
     # ---- put
 
@@ -131,24 +135,24 @@ class LocalDataLink:
         """One message where there are places set aside for all of it and the projection shows none of the blocks; else reserved first."""
         for part in parts:
             part.request.session = self.session.token
-        reserved = ReservedPuts(self._link, self._copier, self._mapped)
+        reserved = ReservedPuts(self.borrowed, self._copier, self._mapped)
         part, plain = parts[0], parts[0].plain
         if len(parts) > 1 or plain is None:
             return reserved.put(parts, timeout_s)
-        asides = AsidePuts(self._link, self._copier, self._mapped)
+        asides = AsidePuts(self.borrowed, self._copier, self._mapped)
         is_stored = not self._optimistic.may_show(
-            self._link, plain.seed, part.request.keys, timeout_s
+            self.borrowed, plain.seed, part.request.keys, timeout_s
         )
         is_stored = is_stored and asides.put(part, plain, self._clock.elapsed_s(), timeout_s)
         stored = [FillStatus.COMMITTED] * part.keys
         status = stored if is_stored else reserved.put(parts, timeout_s)
-        self._link.stock.restock(plain.namespace, part.keys, plain.block_bytes, timeout_s)
+        self.borrowed.stock.restock(plain.namespace, part.keys, plain.block_bytes, timeout_s)
         return status
 
     # ---- get
 
     def glance(self, glance: Glance, timeout_s: float) -> GetResult | None:
-        return self._optimistic.read(self._link, glance, timeout_s)
+        return self._optimistic.read(self.borrowed, glance, timeout_s)
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         """Acquire, copy, verify; the release rides on the next Acquire unless it holds much memory."""
@@ -163,7 +167,7 @@ class LocalDataLink:
             self.session.release_later(answer.lease)
             raise
         is_sure = call.verify or (
-            self._clock.elapsed_s() - asked_s < _SURE_S and self._link.connection.is_reusable
+            self._clock.elapsed_s() - asked_s < _SURE_S and self.borrowed.connection.is_reusable
         )
         status = acquired.status
         if is_sure and int(acquired.pieces.sizes.sum()) <= _RIDING_BYTES_MAX:
@@ -244,7 +248,7 @@ class LocalDataLink:
     def release(self, leased: Leased, timeout_s: float) -> bool:
         """Rides on the next Acquire where the lease held for sure and is not much; else the daemon is asked."""
         is_sure = (
-            self._clock.elapsed_s() < leased.held_until_s and self._link.connection.is_reusable
+            self._clock.elapsed_s() < leased.held_until_s and self.borrowed.connection.is_reusable
         )
         if is_sure and leased.bytes <= _RIDING_BYTES_MAX and self.session.may_ride:
             self.session.release_later(leased.lease)
@@ -295,6 +299,6 @@ class LocalDataLink:
 
     def _mapped(self, pieces: Pieces, timeout_s: float) -> dict[int, Bytes]:
         def fetch(segment: int) -> tuple[pb.SegmentResponse, int]:
-            return self._link.connection.segment(segment, timeout_s)
+            return self.borrowed.connection.segment(segment, timeout_s)
 
         return mapped_segments(self._segments, pieces, self.session.epoch, fetch)

@@ -1,7 +1,8 @@
 """The calls of one open namespace."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
@@ -35,6 +36,18 @@ from kvstored.errors import KvstoredError, LeaseLost
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_u64
 
+Piece = TypeVar("Piece", bound=Sized)
+
+
+class Said(NamedTuple):
+    """What a put says of all its blocks."""
+
+    shard: int = 0
+    ends_path: bool = True
+    request_id: bytes = b""
+    fill_ttl_s: float = 0
+    hint: Hint = NO_HINT
+
 
 class Namespace(NamespaceCalls):
     """A namespace of one client: thread-safe, and open again by itself after the daemon was restarted.
@@ -45,6 +58,7 @@ class Namespace(NamespaceCalls):
     def __init__(self, client: Linked, facts: OpenedNamespace, session: Session) -> None:
         super().__init__(client, facts, session)
         self._seed = seed_if_shown(self.digest, self.spec)
+        self._required = selection_of(self.spec, None)
 
     # ---- bytes
 
@@ -68,32 +82,22 @@ class Namespace(NamespaceCalls):
         consume are left out. `hint`: what is known of the request that they are of. The timeout bounds each message, not the copying. An
         exception leaves nothing of the running part behind.
         """
-        selection = selection_of(self.spec, groups)
+        selection = self._selection(groups)
         given = sources_of(rows, keys, selection)
         sources = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
-        g = len(selection.groups)
+        said = Said(shard, ends_path, request_id, fill_ttl_s, hint)
         parts = [
-            PutPart(
-                self._reserve(
-                    keys[a:b],
-                    sources[a * g : b * g],
-                    selection,
-                    shard,
-                    ends_path=ends_path,
-                    request_id=request_id,
-                    fill_ttl_s=fill_ttl_s,
-                    hint=hint,
-                ),
-                sources[a * g : b * g],
-                b - a,
-                plain=self._plain(keys[a:b], sources[a * g : b * g]),
-            )
-            for a, b in parts_of(sources, g)
+            PutPart(request, mine, count, plain=plain)
+            for request, mine, count, plain in self._parts(keys, sources, selection, said)
         ]
         if not parts:
             return PutResult(())
-        with self._link(timeout_s) as link:
-            return PutResult(tuple(link.put(parts, self._timeout_s(timeout_s))))
+        wait_s = self._timeout_s(timeout_s)
+        with self._client.link(
+            timeout_s
+        ) as link:  # not _link: its generator costs a few microseconds
+            self._open_in(link, wait_s)
+            return PutResult(tuple(link.put(parts, wait_s)))
 
     def put_from(
         self,
@@ -112,28 +116,13 @@ class Namespace(NamespaceCalls):
 
         They go to the daemon's memory without being joined first; from another host they are joined, 64 MiB at a time.
         """
-        selection = selection_of(self.spec, groups)
-        g = len(selection.groups)
-        given = gathers_of(buffers, len(checked(keys)), g, writable=False)
+        selection = self._selection(groups)
+        given = gathers_of(buffers, len(checked(keys)), len(selection.groups), writable=False)
         gathers = worth_storing(given, self.spec, selection, keys, ends_path=ends_path)
+        said = Said(shard, ends_path, request_id, fill_ttl_s, hint)
         parts = [
-            PutPart(
-                self._reserve(
-                    keys[a:b],
-                    gathers[a * g : b * g],
-                    selection,
-                    shard,
-                    ends_path=ends_path,
-                    request_id=request_id,
-                    fill_ttl_s=fill_ttl_s,
-                    hint=hint,
-                ),
-                (),
-                b - a,
-                gathers=gathers[a * g : b * g],
-                plain=self._plain(keys[a:b], gathers[a * g : b * g]),
-            )
-            for a, b in parts_of(gathers, g)
+            PutPart(request, (), count, gathers=mine, plain=plain)
+            for request, mine, count, plain in self._parts(keys, gathers, selection, said)
         ]
         if not parts:
             return PutResult(())
@@ -156,9 +145,9 @@ class Namespace(NamespaceCalls):
         timeout_s: float | None = None,
     ) -> PutResult:
         """Replaces blocks of a mutable namespace if all still have these generations (0: absent), else raises Conflict."""
-        selection = selection_of(self.spec, groups)
+        selection = self._selection(groups)
         sources = sources_of(rows, keys, selection)
-        request = self._reserve(keys, sources, selection, shard)
+        request = self._reserve(keys, sources, selection, Said(shard))
         part = PutPart(request, sources, len(keys), generations)
         with self._link(timeout_s) as link:
             return PutResult(tuple(link.put([part], self._timeout_s(timeout_s))))
@@ -189,9 +178,9 @@ class Namespace(NamespaceCalls):
             return link.get(replace(call, out=glance.out, verify=verify), wait_s)
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
-        may = self._client.optimistic if optimistic is None else optimistic
-        may &= verify and self._seed is not None and not (keys.extra_keys or shard or groups)
-        with self._link(timeout_s) as link:
+        may = verify and self._may_glance(keys, groups, shard, optimistic)
+        with self._client.link(timeout_s) as link:
+            self._open_in(link, wait_s)
             seen = link.glance(glance, wait_s) if may else None
             return completed(glance, seen, acquired)
 
@@ -204,6 +193,7 @@ class Namespace(NamespaceCalls):
         shard: int = 0,
         ranges: Ranges | None = None,
         verify: bool = True,
+        optimistic: bool | None = None,
         wait: bool = True,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
@@ -214,12 +204,18 @@ class Namespace(NamespaceCalls):
         in place, without it nothing else is read. `filled` tells which pieces came; buffers of the others hold anything. Raises
         InvalidArgument before the first byte is copied where sizes do not match. From another host whole pieces travel, and are copied once more.
         """
-        selection = selection_of(self.spec, groups)
+        selection = self._selection(groups)
         gathers = gathers_of(buffers, len(checked(keys)), len(selection.groups), writable=True)
         wanted = ranges_of(ranges)
-        call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
         wait_s = self._timeout_s(timeout_s)
-        with self._link(timeout_s) as link:
+        glance = Glance(self.digest, self._seed or 0, keys, None, gathers, wanted)
+        may = verify and self._may_glance(keys, groups, shard, optimistic)
+        with self._client.link(timeout_s) as link:
+            self._open_in(link, wait_s)
+            seen = link.glance(glance, wait_s) if may and link.shares_memory else None
+            if seen is not None:
+                return seen
+            call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
             if link.shares_memory:
                 into = replace(call, verify=verify, gathers=gathers, ranges=wanted)
                 return link.get(into, wait_s)
@@ -247,6 +243,29 @@ class Namespace(NamespaceCalls):
 
     # ---- inside
 
+    def _may_glance(
+        self, keys: Keys, groups: Sequence[str] | None, shard: int, optimistic: bool | None
+    ) -> bool:
+        may = self._client.optimistic if optimistic is None else optimistic
+        return may and self._seed is not None and not (keys.extra_keys or shard or groups)
+
+    def _selection(self, groups: Sequence[str] | None) -> Selection:
+        return self._required if groups is None else selection_of(self.spec, groups)
+
+    def _parts(
+        self, keys: Keys, pieces: list[Piece | None], selection: Selection, said: Said
+    ) -> Iterator[tuple[pb.ReserveRequest, list[Piece | None], int, Plain | None]]:
+        """A put in parts: how each is asked for, its pieces, its keys, and what makes it plain."""
+        g = len(selection.groups)
+        for a, b in parts_of(pieces, g):
+            some, mine = keys[a:b], pieces[a * g : b * g]
+            yield (
+                self._reserve(some, mine, selection, said),
+                mine,
+                len(some),
+                self._plain(some, mine),
+            )
+
     def _plain(self, keys: Keys, pieces: Sequence[Sized | None]) -> Plain | None:
         full_bytes = self.spec.groups[0].bytes_per_block
         if self._seed is None or keys.last_valid_tokens:
@@ -255,28 +274,19 @@ class Namespace(NamespaceCalls):
         return Plain(self.digest, self._seed, full_bytes) if is_full else None
 
     def _reserve(
-        self,
-        keys: Keys,
-        sources: Sequence[Sized | None],
-        selection: Selection,
-        shard: int,
-        *,
-        ends_path: bool = True,
-        request_id: bytes = b"",
-        fill_ttl_s: float = 0,
-        hint: Hint = NO_HINT,
+        self, keys: Keys, pieces: Sequence[Sized | None], selection: Selection, said: Said
     ) -> pb.ReserveRequest:
         return pb.ReserveRequest(
             namespace=self.digest,
-            shard=shard,
+            shard=said.shard,
             keys=checked(keys).message(),
             groups=selection.mask,
-            sizes=pack_u64(sizes_of(sources)),
+            sizes=pack_u64(sizes_of(pieces)),
             last_valid_tokens=keys.last_valid_tokens,
-            fill_ttl_ms=milliseconds(fill_ttl_s),
-            request_id=request_id,
-            ends_path=ends_path,
-            hint=hint_message(hint),
+            fill_ttl_ms=milliseconds(said.fill_ttl_s),
+            request_id=said.request_id,
+            ends_path=said.ends_path,
+            hint=hint_message(said.hint),
         )
 
     def _acquire(
@@ -288,7 +298,7 @@ class Namespace(NamespaceCalls):
         load_deadline_s: float,
         ttl_s: float,
     ) -> GetCall:
-        selection = selection_of(self.spec, groups)
+        selection = self._selection(groups)
         request = pb.AcquireRequest(
             namespace=self.digest,
             shard=shard,

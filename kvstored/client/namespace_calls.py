@@ -226,8 +226,11 @@ class NamespaceCalls:
     def _link(self, timeout_s: float | None) -> Iterator[Link]:
         """A link in whose session the namespace is open."""
         with self._client.link(timeout_s) as link:
-            if link.session is not self._opened_in:
-                facts = opened(link, self.spec, self._timeout_s(timeout_s), supersede=False)
-                assert facts.digest == self.digest, "a specification has one digest"
-                self._opened_in = link.session
+            self._open_in(link, self._timeout_s(timeout_s))
             yield link
+
+    def _open_in(self, link: Link, timeout_s: float) -> None:
+        if link.session is not self._opened_in:
+            facts = opened(link, self.spec, timeout_s, supersede=False)
+            assert facts.digest == self.digest, "a specification has one digest"
+            self._opened_in = link.session

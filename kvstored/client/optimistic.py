@@ -2,19 +2,21 @@
 the private copy has its checksum. Everything else is read by Acquire.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
 from kvstored.client.channel import LocalLink, Session
-from kvstored.client.copying import Copier, Run
+from kvstored.client.copying import Bytes, Copier, Run, copied_out
 from kvstored.client.level import LEVEL_BYTES_MAX, copied_level, level_rows
 from kvstored.client.links import Glance
 from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
-from kvstored.client.rows import Rows, outputs_of, privates_of
+from kvstored.client.rows import Rows, outputs_of, private_of, privates_of
 from kvstored.client.runs import Privates, blocks_made, extent_of, runs_between
+from kvstored.client.scatter import scatter, walk_of
 from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
@@ -25,6 +27,7 @@ from kvstored.wire.packing import Pieces
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
 _DRAM, _NOWHERE = int(TierId.DRAM), 255
+_ONE_HIT, _ONE_DRAM = (_HIT,), bytes([_DRAM])
 
 
 class Optimistic:
@@ -45,6 +48,10 @@ class Optimistic:
         keys = glance.keys.keys
         if not keys or len(set(map(len, keys))) > 1:
             return None
+        if glance.gathers:
+            return self._read_into(link, index, glance, timeout_s)
+        if len(keys) == 1:
+            return self._read_one(link, index, glance, timeout_s)
         if len(keys) < MANY:
             found = index.find(keys, glance.digest, glance.seed)
         else:
@@ -74,6 +81,87 @@ class Optimistic:
             corrupt=0,
         )
 
+    def _read_one(
+        self, link: LocalLink, index: Index, glance: Glance, timeout_s: float
+    ) -> GetResult | None:
+        """The same for one key: around a small block everything else would cost more than its copy."""
+        found, reads = index.find(glance.keys.keys, glance.digest, glance.seed), self.reads
+        length = found.lengths[0]
+        if not length:
+            reads.changed += found.odd
+            reads.absent += 1 - found.odd
+            return None
+        segment = found.segments[0]
+        segments = self._mapped(link, (segment,), timeout_s)
+        shared = extent_of(segments, segment, found.offsets[0], length)
+        private = private_of(length, glance.out)
+        (checksum,) = copied_out(Run(private, (shared,), (length,)))
+        if not index.is_unchanged(found.slots[0], found.sequences[0]):
+            reads.changed += 1
+            return None
+        if checksum != found.checksums[0]:
+            reads.mismatched += 1
+            return None
+        reads.hits += 1
+        self.reports.add(glance.digest, glance.keys.keys)
+        return GetResult(
+            blocks=((private,),),
+            status=_ONE_HIT,
+            tiers=_ONE_DRAM,
+            generations=(found.generations[0],),
+            miss_reason="",
+            corrupt=0,
+        )
+
+    def _read_into(
+        self, link: LocalLink, index: Index, glance: Glance, timeout_s: float
+    ) -> GetResult | None:
+        """The same into buffers, where every key is there; None where one is not: then all are acquired."""
+        keys, gathers = glance.keys.keys, [each for each in glance.gathers if each is not None]
+        found = self._found(index, glance)
+        absent, reads = found.lengths.count(0), self.reads
+        reads.changed += found.odd
+        reads.absent += absent - found.odd
+        if absent or len(gathers) < len(keys):
+            return None
+        segments = self._mapped(link, set(found.segments), timeout_s)
+        extents = map(partial(extent_of, segments), found.segments, found.offsets, found.lengths)
+        walks = [
+            walk_of((extent,), gather, glance.ranges)
+            for extent, gather in zip(extents, gathers, strict=True)
+        ]
+        sums = self._copier.spread_out(walks, scatter, found.lengths)
+        if not all(self._good(index, found, sums)):
+            return None
+        reads.hits += len(keys)
+        self.reports.add(glance.digest, keys)
+        return GetResult(
+            blocks=(),
+            status=_ONE_HIT * len(keys),
+            tiers=_ONE_DRAM * len(keys),
+            generations=tuple(found.generations),
+            miss_reason="",
+            corrupt=0,
+            filled=((True,),) * len(keys),
+        )
+
+    def _found(self, index: Index, glance: Glance) -> Found:
+        keys = glance.keys.keys
+        if len(keys) < MANY:
+            return index.find(keys, glance.digest, glance.seed)
+        return index.find_many(keys, glance.digest, glance.seed).singly()
+
+    def _mapped(
+        self, link: LocalLink, numbers: Iterable[int], timeout_s: float
+    ) -> dict[int, Bytes]:
+        epoch = link.session.epoch
+        return {
+            number: self._segments.mapped(
+                number, epoch, lambda n: link.connection.segment(n, timeout_s)
+            )
+            for number in numbers
+        }
+
     def _read_level(
         self, link: LocalLink, index: Index, found: FoundMany, glance: Glance, timeout_s: float
     ) -> GetResult | None:
@@ -84,12 +172,9 @@ class Optimistic:
         rows = level_rows(glance.out, count, size)
         if rows is None:
             return None
-        segment = self._segments.mapped(
-            int(found.segments[0]),
-            link.session.epoch,
-            lambda n: link.connection.segment(n, timeout_s),
-        )
-        sums = copied_level(segment, found.offsets, rows)
+        segment = int(found.segments[0])
+        segments = self._mapped(link, (segment,), timeout_s)
+        sums = copied_level(segments[segment], found.offsets, rows)
         if not ((found.checksums == sums) & index.are_unchanged(found)).all():
             return None
         self.reads.hits += count
@@ -119,14 +204,9 @@ class Optimistic:
     ) -> tuple[Privates, list[Run]]:
         """Private sides of what was found, and the runs that carry it there: the pieces in their order, neighbours joined where many
         go into one array."""
-        lengths, epoch = found.lengths, link.session.epoch
+        lengths = found.lengths
         places = [p for p in zip(found.segments, found.offsets, lengths, strict=True) if p[2]]
-        segments = {
-            number: self._segments.mapped(
-                number, epoch, lambda n: link.connection.segment(n, timeout_s)
-            )
-            for number in {segment for segment, _, _ in places}
-        }
+        segments = self._mapped(link, {segment for segment, _, _ in places}, timeout_s)
         sizes = np.array(lengths, dtype=np.uint64).reshape(-1, 1)
         is_one_array = out is None or isinstance(out, np.ndarray)
         if len(lengths) < MANY or not is_one_array:

@@ -103,6 +103,9 @@ class Index:
 
     def may_have(self, packed: bytes, key_bytes: int, seed: int) -> bool:
         """Whether any of the packed keys has an entry, by its tag alone: wrong once in 2**60."""
+        if len(packed) < MANY * key_bytes:
+            keys = (packed[i : i + key_bytes] for i in range(0, len(packed), key_bytes))
+            return any(self._slot_of(xxhash.xxh3_128_intdigest(key, seed)) >= 0 for key in keys)
         fingerprints = key_batch(packed, key_bytes, seed).fingerprints
         buckets = (fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
         return bool((self._tags[buckets] == fingerprints[:, :1]).any())
@@ -111,15 +114,17 @@ class Index:
         same: NDArray[np.bool_] = self._entries[found.slots, 0] == found.sequences
         return same
 
+    def is_unchanged(self, slot: int, sequence: int) -> bool:
+        at = self._entries_at + slot * ENTRY_BYTES
+        now: int = _SEQUENCE.unpack_from(self._memory, at)[0]
+        return now == sequence
+
     def unchanged(self, found: Found) -> list[bool]:
         """Whether nothing was written to each entry since it was found. After the bytes were copied."""
-        is_few = len(found.slots) < MANY
-        now = self._few(found.slots) if is_few else self._entries[found.slots, 0].tolist()
+        if len(found.slots) < MANY:
+            return list(map(self.is_unchanged, found.slots, found.sequences))
+        now = self._entries[found.slots, 0].tolist()
         return [then == sequence for then, sequence in zip(found.sequences, now, strict=True)]
-
-    def _few(self, slots: Sequence[int]) -> list[int]:
-        at = (self._entries_at + slot * ENTRY_BYTES for slot in slots)
-        return [_SEQUENCE.unpack_from(self._memory, i)[0] for i in at]
 
     def find(self, keys: Sequence[bytes], digest: bytes, seed: int) -> Found:
         """The same as `find_many` without arrays, which cost more than they save for a key or two."""
@@ -127,14 +132,9 @@ class Index:
         none = [0] * count
         found = Found(none, none[:], none[:], none[:], none[:], none[:], none[:])
         for i, key in enumerate(keys):
-            fingerprint = xxhash.xxh3_128_intdigest(key, seed)
-            bucket = fingerprint >> 64 & self._mask
-            tags_at = self._tags_at + bucket * _BUCKET_BYTES
-            tag = (fingerprint & _HALF).to_bytes(TAG_BYTES, "little")
-            way = memory[tags_at : tags_at + _BUCKET_BYTES].find(tag)
-            if way < 0 or way % TAG_BYTES:
+            slot = self._slot_of(xxhash.xxh3_128_intdigest(key, seed))
+            if slot < 0:
                 continue
-            slot = bucket * WAYS + way // TAG_BYTES
             at = self._entries_at + slot * ENTRY_BYTES
             raw = memory[at : at + ENTRY_BYTES]
             sequence, checksum, generation, space, named, place, sizes, own = _ENTRY.unpack(raw)
@@ -150,6 +150,14 @@ class Index:
             found.offsets[i] = (place & layout.START_MASK) * UNIT_BYTES
             found.lengths[i] = sizes >> layout.LENGTH_SHIFT
         return found
+
+    def _slot_of(self, fingerprint: int) -> int:
+        """-1 where no tag is the same."""
+        bucket = fingerprint >> 64 & self._mask
+        at = self._tags_at + bucket * _BUCKET_BYTES
+        tag = (fingerprint & _HALF).to_bytes(TAG_BYTES, "little")
+        way = self._memory[at : at + _BUCKET_BYTES].find(tag)
+        return -1 if way % TAG_BYTES else bucket * WAYS + way // TAG_BYTES
 
     def find_many(self, keys: Sequence[bytes], digest: bytes, seed: int) -> FoundMany:
         """Keys of one length."""

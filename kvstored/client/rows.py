@@ -149,6 +149,15 @@ def outputs_of(sizes: U64S, hits: Sequence[bool], out: Rows | None) -> list[list
     return outputs
 
 
+def private_of(size: int, out: Rows | None) -> Bytes:
+    """The private side of the one piece of a get of one key."""
+    if out is None:
+        return np.empty(size, dtype=np.uint8)
+    ((private,),) = _given_outputs([[size]], [True], out)
+    assert private is not None, "a piece has bytes"
+    return private
+
+
 def privates_of(sizes: U64S, hits: U8S, out: Rows | None) -> Privates:
     """A private side for every piece of every hit: one new allocation, or the caller's `out`."""
     wanted: NDArray[np.int64] = np.where(hits[:, np.newaxis], sizes, 0).astype(np.int64).reshape(-1)

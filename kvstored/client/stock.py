@@ -109,7 +109,10 @@ class Stock:
             self._give_back(list(self._shelves), timeout_s)
 
     def _shelf(self, namespace: bytes) -> _Shelf:
-        return self._shelves.setdefault(namespace, _Shelf(_none()))
+        shelf = self._shelves.get(namespace)
+        if shelf is None:
+            shelf = self._shelves[namespace] = _Shelf(_none())
+        return shelf
 
     def _in_the_way(self, namespace: bytes, wanted_bytes: int) -> Iterator[bytes]:
         """Namespaces whose places have to go so that the stock stays within its bound."""

@@ -4,23 +4,32 @@ So a put of plain blocks is one message. It lasts as long as its session, in a b
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import NO_FINGERPRINT, PieceRow, Reason, Reserve
-from kvstored.core.columnar import FreedMany, GrantedMany, Places, no_places
+from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, PieceRow, Reason, Reserve
+from kvstored.core.columnar import FreedMany, GrantedMany, Places, named, no_places
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
-from kvstored.core.plain import granted_aside, lay_at, make_ready, plain_from, ready_at_once
+from kvstored.core.plain import (
+    Path,
+    can_follow,
+    lay_paths,
+    make_ready,
+    parent_of,
+    plain_from,
+    ready_at_once,
+)
 from kvstored.core.quarantine import Quarantine
-from kvstored.core.rights import FillRun, Rights
+from kvstored.core.rights import Rights
 from kvstored.core.space import units_of
-from kvstored.core.types import Budget, Extent, NamespaceId
+from kvstored.core.types import Budget, Extent, Heat, NamespaceId, Rows
 
 NAMELESS = NamespaceId(-1)
 """What lies in a place that is set aside is of no namespace yet."""
@@ -47,11 +56,12 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A put into places set aside, checked. `many`: what it will have been, as of a reservation."""
+    """A put into places set aside: its blocks are stored, the books of it are not made yet. `many`: as a reservation would tell it."""
 
     call: Reserve
-    ids: Sequence[int]
     many: GrantedMany
+    path: Path
+    checksums: NDArray[np.uint64]
 
 
 class Asides:
@@ -66,6 +76,9 @@ class Asides:
         self._rights = rights
         self._held: dict[int, Held] = {}
         self._units: Counter[int] = Counter()
+        self._planned: list[Planned] = []
+        self._depths: dict[Fingerprint, int] = {}
+        """Of the blocks that are planned, and of those above them that will stand in because nobody knows them."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -91,38 +104,104 @@ class Asides:
         self._count(session, units * count)
         return SetAside(first, places, books.next_generations(count))
 
-    def plan(self, call: Reserve, ids: Sequence[int]) -> Planned | None:
-        """What putting these blocks where their bytes already lie, one place a key, comes to; None where it cannot be: a key is known,
-        the blocks are not plain, a place is not this session's. Nothing is done; `put` does it, before anything else changes."""
-        books, held = self._books, self._mine(call, ids)
-        if held is None or plain_from(books, call, least=1) or not ready_at_once(books, call):
-            return None
-        return Planned(call, ids, granted_aside(books, call, ids[0], _places(held)))
+    @property
+    def planned_blocks(self) -> int:
+        return len(self._depths)
 
-    def put(self, planned: Planned, checksums: NDArray[np.uint64], now_s: float) -> FillRun:
-        """The blocks become readable."""
-        books, call, many = self._books, planned.call, planned.many
-        for id_ in planned.ids:
-            del self._held[id_]
-        self._count(call.session, -int(many.places.units.sum()))
-        laid = lay_at(books, call, many.places, many.generations)
-        run = FillRun(
-            first=many.first_fill,
-            session=call.session,
-            ns=call.ns,
-            blocks=laid.blocks,
-            fingerprints=laid.fingerprints,
-            pieces=laid.pieces,
-            places=laid.places,
-            generations=laid.generations,
-            length=laid.length,
-            begun_s=now_s,
-            expires_s=now_s,
-            request_id=call.request_id,
-            hint=call.hint,
+    def plan(
+        self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
+    ) -> Planned | None:
+        """Takes blocks whose bytes already lie there, one place a key; None, with nothing done, where that cannot be: a key is known,
+        the blocks are not plain, a place is not this session's. Any number may be planned, one below the other too, until `settle`, which
+        comes before anything else looks at the books."""
+        books, held = self._books, self._mine(call, ids)
+        if held is None or not self._are_new(call) or not ready_at_once(books, call):
+            return None
+        places = _places(held)
+        path = Path(
+            call.keys.fingerprints, self._parent(call), places, books.next_generations(len(ids))
         )
-        make_ready(books, run, checksums, now_s)
-        return run
+        if path.parent is not None:
+            self._depths[path.parent] = self._depth(path.parent)
+        planned = Planned(call, self._told(call, ids[0], path), path, checksums)
+        for id_ in ids:
+            del self._held[id_]
+        self._count(call.session, -int(places.units.sum()))
+        depths = planned.many.depths.tolist()
+        self._depths.update(zip(named(path.fingerprints), depths, strict=True))
+        self._planned.append(planned)
+        return planned
+
+    def settle(self, now_s: float) -> list[tuple[Reserve, Rows]]:
+        """The books of all that was planned, in its order: each call with its blocks."""
+        planned, self._planned = self._planned, []
+        self._depths.clear()
+        done: list[tuple[Reserve, Rows]] = []
+        for _, together in groupby(planned, key=lambda each: each.call.ns):
+            done += self._put(list(together), now_s)
+        return done
+
+    def _put(self, planned: Sequence[Planned], now_s: float) -> Iterator[tuple[Reserve, Rows]]:
+        ns, length = planned[0].call.ns, planned[0].many.length
+        laid = lay_paths(self._books, ns, [each.path for each in planned], length)
+        checksums = np.concatenate([each.checksums for each in planned])
+        lengths = [len(each.many) for each in planned]
+        make_ready(self._books, ns, laid, checksums, lengths, now_s)
+        begin = 0
+        for each, count in zip(planned, lengths, strict=True):
+            yield each.call, laid.blocks[begin : begin + count]
+            begin += count
+
+    def _are_new(self, call: Reserve) -> bool:
+        """Whether these are plain blocks that nobody knows, each the child of the one before."""
+        books = self._books
+        if len(call.keys) > 1:
+            if plain_from(books, call, least=1):
+                return False
+            names = named(call.keys.fingerprints) if self._depths else []
+            return self._depths.keys().isdisjoint(names)
+        if call.last_valid_tokens or not books.layouts[call.ns].is_plain:
+            return False
+        low, high = call.keys.fingerprints[0].tolist()
+        is_known = (low, high) in self._depths or books.index.find_one((low, high)) >= 0
+        return not is_known and WRITE_TIER not in books.recovering
+
+    def _parent(self, call: Reserve) -> Fingerprint | None:
+        """None where that is no block to follow."""
+        if not call.parents.known[0]:
+            return None
+        books, parent = self._books, parent_of(call)
+        above = books.index.find_one(parent)
+        can = above < 0 or can_follow(books, books.layouts[call.ns], above)
+        return parent if can else None
+
+    def _told(self, call: Reserve, first: int, path: Path) -> GrantedMany:
+        books, count = self._books, len(path.fingerprints)
+        parents = np.zeros((count, 2), dtype=np.uint64)
+        parents[1:] = path.fingerprints[:-1]
+        depth = 0
+        if path.parent is not None:
+            parents[0] = path.parent
+            depth = 1 + self._depths[path.parent]
+        depths = np.arange(depth, depth + count, dtype=np.int64)
+        heats = np.where(depths < books.sink_blocks(call.ns), int(Heat.SINK), int(Heat.COLD))
+        return GrantedMany(
+            first_fill=first,
+            first_key=0,
+            fingerprints=path.fingerprints,
+            parents=parents,
+            depths=depths,
+            heats=heats.astype(np.uint8),
+            generations=path.generations,
+            places=path.places,
+            valid_tokens=books.layouts[call.ns].spec.block_tokens,
+            length=int(call.sizes[0, 0]),
+        )
+
+    def _depth(self, block: Fingerprint) -> int:
+        """0 for one that is not known: it will stand in as a root."""
+        row = self._books.index.find_one(block)
+        return int(self._books.tree.depth[row]) if row >= 0 else self._depths.get(block, 0)
 
     def give_back(self, session: int, ids: Sequence[int]) -> None:
         """The caller promises not to write there any more: the space is free at once. Others' ids are left alone."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.asides import Asides, Planned, SetAside
+from kvstored.core.asides import Asides, SetAside
 from kvstored.core.books import Books
 from kvstored.core.calls import (
     Acquire,
@@ -27,7 +27,7 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.checkpoints import expire_checkpoints
 from kvstored.core.checks import check
 from kvstored.core.claims import Claims
-from kvstored.core.columnar import AnyEffect, Grant, Reserved
+from kvstored.core.columnar import AnyEffect, Grant, GrantedMany, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.copying import Acquired, Copying
 from kvstored.core.eviction import Evictor
@@ -228,16 +228,24 @@ class Catalog:
         self._know(session)
         return self._asides.set_aside(session, ns, length, count, now_s)
 
-    def plan_aside(self, call: Reserve, ids: Sequence[int]) -> Planned | None:
-        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. `put_aside` does it."""
+    def put_aside(
+        self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
+    ) -> GrantedMany | None:
+        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. `settle` makes its books,
+        before any other call but this one."""
         self._know(call.session)
         self._fills.check(call)
-        return self._asides.plan(call, ids)
+        planned = self._asides.plan(call, ids, checksums)
+        return None if planned is None else planned.many
 
-    def put_aside(self, planned: Planned, checksums: NDArray[np.uint64], now_s: float) -> None:
-        """All its blocks are visible then. No other call may have come in between."""
-        run = self._asides.put(planned, checksums, now_s)
-        self._claims.stored(run, run.blocks, now_s)
+    @property
+    def unsettled_blocks(self) -> int:
+        return self._asides.planned_blocks
+
+    def settle(self, now_s: float) -> None:
+        """All blocks of `put_aside` are visible then."""
+        for call, blocks in self._asides.settle(now_s):
+            self._claims.stored(call, blocks, now_s)
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Pinned, Reason, TouchEvent
+from kvstored.core.calls import Pinned, Reason, Reserve, TouchEvent
 from kvstored.core.eviction import Evictor
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.readability import NOT_READABLE
@@ -181,12 +181,12 @@ class Claims:
         request = self.request(session, id_)
         return self._join(request, self._run(keys, request.ns))
 
-    def stored(self, fill: Fill | FillRun, blocks: Rows, now_s: float) -> None:
-        """Blocks became readable. A request that is over is no error, and neither is one of another namespace: it has no such blocks."""
-        if fill.hint != NO_HINT:
-            self._books.hint(blocks, fill.hint, now_s)
-        request = self.requests.get((fill.session, fill.request_id)) if fill.request_id else None
-        if request is None or request.ns != fill.ns:
+    def stored(self, put: Fill | FillRun | Reserve, blocks: Rows, now_s: float) -> None:
+        """Blocks of it became readable. A request that is over is no error, and neither is one of another namespace: it has no such blocks."""
+        if put.hint != NO_HINT:
+            self._books.hint(blocks, put.hint, now_s)
+        request = self.requests.get((put.session, put.request_id)) if put.request_id else None
+        if request is None or request.ns != put.ns:
             return
         for block in blocks.tolist():
             if block not in request.sealed:

@@ -124,7 +124,7 @@ class Fills:
         """Raise for a call that can never be granted."""
         layout = self._books.layouts[call.ns]
         groups = layout.spec.groups
-        required = sum(1 << i for i, group in enumerate(groups) if group.is_required)
+        required = sum(1 << i for i in layout.required)
         chosen = call.groups_mask & required
         if chosen and chosen != required:
             raise InvalidArgument(
@@ -135,6 +135,8 @@ class Fills:
             raise InvalidArgument(
                 f"no such groups: groups={call.groups_mask:#x} known={len(groups)}"
             )
+        if _has_own_parent(call):
+            raise InvalidArgument("a key is its own parent: a block's parent is the one before it")
         if not 0 <= call.shard < layout.spec.shards:
             raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")
         opened = self.open.opened(call.session)
@@ -254,7 +256,7 @@ class Fills:
 
     def commit_run(self, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
         self.open.remove(run)
-        make_ready(self._books, run, checksums, now_s)
+        make_ready(self._books, NamespaceId(run.ns), run, checksums, (len(run),), now_s)
 
     def _commit_one(
         self, fill: Fill, checksums: Mapping[int, int], now_s: float
@@ -341,3 +343,10 @@ def linked(books: Books, block: int) -> list[Linked]:
 
 def held_units(books: Books, fill: Fill) -> int:
     return sum(units_in(books.place(row)) for row in fill.pieces)
+
+
+def _has_own_parent(call: Reserve) -> bool:
+    keys, parents = call.keys.fingerprints, call.parents
+    if len(call.keys) == 1:
+        return bool(parents.known[0]) and keys.tolist() == parents.fingerprints.tolist()
+    return bool(((keys == parents.fingerprints).all(axis=1) & parents.known).any())

@@ -105,6 +105,9 @@ def key_batch(packed: bytes, key_bytes: int, seed: int) -> KeyBatch:
     have.
     """
     count = _checked_count(packed, key_bytes)
+    if count == 1:
+        alone = np.array([fingerprint(packed, seed)], dtype=np.uint64)
+        return KeyBatch(packed=packed, key_bytes=key_bytes, fingerprints=alone)
     digest, ends = xxhash.xxh3_128_digest, range(key_bytes, count * key_bytes + 1, key_bytes)
     digests = b"".join([digest(packed[end - key_bytes : end], seed) for end in ends])
     # xxhash writes its canonical form, big-endian and high half first; a fingerprint is [lo, hi].

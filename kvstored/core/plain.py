@@ -4,7 +4,9 @@ Plain: the namespace has one group with one piece a block, the blocks are full, 
 That is what an engine with one kind of KV puts all day. Everything else goes the way of single blocks, and both end in the same books.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +34,17 @@ class Laid:
     pieces: Rows
     places: Places
     fingerprints: Fingerprints
-    parents: Fingerprints
     generations: NDArray[np.uint64]
     length: int
+
+
+class Path(NamedTuple):
+    """New plain blocks, each the child of the one before, the first below `parent`, None where it is a root; and where their bytes lie."""
+
+    fingerprints: Fingerprints
+    parent: Fingerprint | None
+    places: Places
+    generations: NDArray[np.uint64]
 
 
 def plain_from(books: Books, call: Reserve, least: int = PLAIN_MIN) -> int:
@@ -52,9 +62,13 @@ def plain_from(books: Books, call: Reserve, least: int = PLAIN_MIN) -> int:
     first = max(
         int(np.flatnonzero(~follows)[-1]), int(last_other[-1]) + 1 if len(last_other) else 0
     )
-    # low halves: that two of them are equal is no reason to look closer
-    is_distinct = len(set(fingerprints[first:, 0].tolist())) == n - first
-    return first if is_distinct and n - first >= least and call.sizes[-1, 0] else n
+    if n - first < least or not call.sizes[-1, 0]:
+        return n
+    # low halves: that two of them are equal is no reason to look closer; a path below one of its own blocks is none
+    low = fingerprints[first:, 0].tolist()
+    above = parents.fingerprints[first, 0].tolist() if parents.known[first] else None
+    is_distinct = len({*low, above}) == n - first + 1
+    return first if is_distinct else n
 
 
 def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float) -> Laid | None:
@@ -75,25 +89,40 @@ def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float)
     return laid
 
 
-def lay_at(books: Books, call: Reserve, places: Places, generations: NDArray[np.uint64]) -> Laid:
-    """Rows for all keys of a plain call, whose places and generations have been taken."""
-    above = _parent_row(books, call, 0)
-    if above >= 0:
-        books.blocks.holds[above] += 1
-    laid = _laid(books, call, 0, above, places, int(call.sizes[0, 0]), generations)
-    if above >= 0:
-        books.release_hold(above)
-    return laid
+def lay_paths(books: Books, ns: NamespaceId, paths: Sequence[Path], length: int) -> Laid:
+    """Rows for the blocks of some paths, in their order: a later one may begin below an earlier one's block."""
+    layout = books.layouts[ns]
+    fingerprints = np.concatenate([path.fingerprints for path in paths])
+    generations = np.concatenate([path.generations for path in paths])
+    places = Places(*map(np.concatenate, zip(*(path.places for path in paths), strict=True)))
+    lengths = [len(path.fingerprints) for path in paths]
+    blocks = _blocks(books, layout, fingerprints, generations)
+    pieces = _copies(books, layout, blocks, places, length, lengths)
+    begin = 0
+    for path, count in zip(paths, lengths, strict=True):
+        above = -1
+        if path.parent is not None:
+            above = books.ensure_block(ns, path.parent, layout.spec.block_tokens)
+        is_child = above >= 0 and can_follow(books, layout, above)
+        _put_below(books, layout, blocks[begin : begin + count], above if is_child else -1)
+        if above >= 0 and not is_child:
+            books.drop_idle(above)
+        begin += count
+    return Laid(blocks, pieces, places, fingerprints, generations, length)
 
 
 def granted_run(books: Books, run: FillRun, laid: Laid, first_key: int) -> GrantedMany:
     """What is told of a run of fills."""
     heats = np.where(books.are_sinks(run.blocks), int(Heat.SINK), int(Heat.COLD))
+    parents = np.zeros((len(run), 2), dtype=np.uint64)
+    if len(run):
+        parents[1:] = laid.fingerprints[:-1]
+        parents[0] = books.parent_fingerprint(int(run.blocks[0]))
     return GrantedMany(
         first_fill=run.first,
         first_key=first_key,
         fingerprints=laid.fingerprints,
-        parents=laid.parents,
+        parents=parents,
         depths=books.tree.depth[run.blocks].astype(np.int64),
         heats=heats.astype(np.uint8),
         generations=laid.generations,
@@ -103,75 +132,44 @@ def granted_run(books: Books, run: FillRun, laid: Laid, first_key: int) -> Grant
     )
 
 
-def granted_aside(books: Books, call: Reserve, first: int, places: Places) -> GrantedMany:
-    """What is told of blocks that `lay_at` will lay: as `granted_run` tells it of those that were."""
-    fingerprints, count = call.keys.fingerprints, places.size
-    spec = books.layouts[call.ns].spec
-    parents = np.zeros((count, 2), dtype=np.uint64)
-    parents[1:] = fingerprints[:-1]
-    depth = 0
-    if call.parents.known[0]:
-        above = books.index.find_one(_parent_of(call))
-        if above < 0 or _can_follow(books, books.layouts[call.ns], above):
-            parents[0] = call.parents.fingerprints[0]
-            depth = 1 + (int(books.tree.depth[above]) if above >= 0 else 0)
-    depths = np.arange(depth, depth + count, dtype=np.int64)
-    is_sink = depths < books.sink_blocks(call.ns)
-    return GrantedMany(
-        first_fill=first,
-        first_key=0,
-        fingerprints=fingerprints,
-        parents=parents,
-        depths=depths,
-        heats=np.where(is_sink, int(Heat.SINK), int(Heat.COLD)).astype(np.uint8),
-        generations=books.next_generations(count),
-        places=places,
-        valid_tokens=spec.block_tokens,
-        length=int(call.sizes[0, 0]),
-    )
-
-
 def _parent_row(books: Books, call: Reserve, first: int) -> int:
     if not call.parents.known[first]:
         return -1
     tokens = books.layouts[call.ns].spec.block_tokens
-    return books.ensure_block(call.ns, _parent_of(call, first), tokens)
+    return books.ensure_block(call.ns, parent_of(call, first), tokens)
 
 
-def _parent_of(call: Reserve, i: int = 0) -> Fingerprint:
+def parent_of(call: Reserve, i: int = 0) -> Fingerprint:
     low, high = call.parents.fingerprints[i].tolist()
     return low, high
 
 
-def _laid(
-    books: Books,
-    call: Reserve,
-    first: int,
-    above: int,
-    places: Places,
-    length: int,
-    generations: NDArray[np.uint64] | None = None,
-) -> Laid:
+def _laid(books: Books, call: Reserve, first: int, above: int, places: Places, length: int) -> Laid:
     count = places.size
     fingerprints = call.keys.fingerprints[first : first + count]
     layout = books.layouts[call.ns]
-    parents = np.zeros((count, 2), dtype=np.uint64)
     if not count:
         nothing = np.empty(0, dtype=np.int32)
         none = np.empty(0, dtype=np.uint64)
-        return Laid(nothing, nothing, places, fingerprints, parents, none, length)
-    is_child = above >= 0 and _can_follow(books, layout, above)
-    if generations is None:
-        generations = books.next_generations(count)
-    blocks = _blocks(books, layout, fingerprints, generations, above if is_child else -1)
-    pieces = _copies(books, layout, blocks, places, length, above if is_child else -1)
-    parents[1:] = fingerprints[:-1]
-    if is_child:
-        parents[0] = books.fingerprint(above)
-    return Laid(blocks, pieces, places, fingerprints, parents, generations, length)
+        return Laid(nothing, nothing, places, fingerprints, none, length)
+    generations = books.next_generations(count)
+    blocks = _blocks(books, layout, fingerprints, generations)
+    pieces = _copies(books, layout, blocks, places, length, (count,))
+    is_child = above >= 0 and can_follow(books, layout, above)
+    _put_below(books, layout, blocks, above if is_child else -1)
+    return Laid(blocks, pieces, places, fingerprints, generations, length)
 
 
-def _can_follow(books: Books, layout: Layout, above: int) -> bool:
+def _put_below(books: Books, layout: Layout, blocks: Rows, above: int) -> None:
+    """Blocks and their copies become one run below a block, or at the root."""
+    books.tree.add_run(blocks, above)
+    if above >= 0:
+        parent = books.copy_in(above, WRITE_TIER, layout.spec.groups[0].part)
+        if parent >= 0:
+            books.copies.kids[parent] += 1
+
+
+def can_follow(books: Books, layout: Layout, above: int) -> bool:
     """As `Tables.link` has it: a parent is a full block of the same namespace."""
     is_full = int(books.blocks.valid[above]) == layout.spec.block_tokens
     return is_full and int(books.blocks.ns[above]) == layout.id
@@ -182,7 +180,6 @@ def _blocks(
     layout: Layout,
     fingerprints: Fingerprints,
     generations: NDArray[np.uint64],
-    above: int,
 ) -> Rows:
     table, count = books.blocks, len(fingerprints)
     blocks = table.take_many(count)
@@ -192,14 +189,18 @@ def _blocks(
     table.holds[blocks] = 1
     books.tree.ensure(table.capacity)
     books.index.put_many(blocks, fingerprints)
-    books.tree.add_run(blocks, above)
     return blocks
 
 
 def _copies(
-    books: Books, layout: Layout, blocks: Rows, places: Places, length: int, above: int
+    books: Books,
+    layout: Layout,
+    blocks: Rows,
+    places: Places,
+    length: int,
+    lengths: Sequence[int],
 ) -> Rows:
-    """FILLING copies with one FILLING piece each; answers the pieces."""
+    """FILLING copies with one FILLING piece each; answers the pieces. `lengths`: of the paths, whose last blocks have no copy below."""
     copies, pieces, count = books.copies, books.pieces, len(blocks)
     part = layout.spec.groups[0].part
     rows, at = copies.take_many(count), pieces.take_many(count)
@@ -210,7 +211,8 @@ def _copies(
     copies.missing[rows] = 1
     copies.fills[rows] = 1
     copies.first_piece[rows] = at
-    copies.kids[rows[:-1]] = 1
+    copies.kids[rows] = 1
+    copies.kids[rows[np.cumsum(lengths) - 1]] = 0
     copies.units[rows] = units_of(length)
     if books.space.suspects:
         copies.flags[rows[books.space.are_suspect(places)]] |= SUSPECT
@@ -222,9 +224,6 @@ def _copies(
     book = books.space.books[WRITE_TIER]
     book.copies += count
     book.used[Budget.GLOBAL] += count * units_of(length)
-    parent = books.copy_in(above, WRITE_TIER, part) if above >= 0 else -1
-    if parent >= 0:
-        copies.kids[parent] += 1
     return at
 
 
@@ -233,7 +232,7 @@ def _copies(
 
 def ready_at_once(books: Books, call: Reserve) -> bool:
     """Whether blocks that nobody knows yet become readable as `make_ready` does it: they are no first victims, and retire no partial block."""
-    above = books.index.find_one(_parent_of(call)) if call.parents.known[0] else -1
+    above = books.index.find_one(parent_of(call)) if call.parents.known[0] else -1
     return call.ns not in books.retired and above not in books.partials
 
 
@@ -251,10 +250,17 @@ def ready_together(books: Books, run: FillRun) -> bool:
     return bool(whole.all())
 
 
-def make_ready(books: Books, run: FillRun, checksums: NDArray[np.uint64], now_s: float) -> None:
-    """The copies of the run become readable, in its order; each fill's hold ends."""
+def make_ready(
+    books: Books,
+    ns: NamespaceId,
+    laid: Laid | FillRun,
+    checksums: NDArray[np.uint64],
+    lengths: Sequence[int],
+    now_s: float,
+) -> None:
+    """The copies become readable, in their order; each fill's hold ends. `lengths`: of the paths that they are of."""
     copies, table, blocks = books.copies, books.pieces, books.blocks
-    pieces, owners = run.pieces, run.blocks
+    pieces, owners = laid.pieces, laid.blocks
     at = table.copy[pieces]
     table.state[pieces] = READY
     table.checksum[pieces] = checksums
@@ -266,13 +272,14 @@ def make_ready(books: Books, run: FillRun, checksums: NDArray[np.uint64], now_s:
     for i in np.flatnonzero(books.are_sinks(owners)).tolist():
         books.count_sink(int(at[i]), int(owners[i]), WRITE_TIER)
     blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
-    books.policy.touch(at, TouchEvent.STORED, now_s)
+    begin = 0
+    for count in lengths:
+        books.policy.touch(at[begin : begin + count], TouchEvent.STORED, now_s)
+        begin += count
     blocks.fast[owners] = WRITE_TIER
     blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
     depths = books.tree.depth[owners]
-    books.effects.append(
-        VisibleMany(NamespaceId(run.ns), run.fingerprints, WRITE_TIER, depths, run.places)
-    )
+    books.effects.append(VisibleMany(ns, laid.fingerprints, WRITE_TIER, depths, laid.places))
     if TierId.NVME in books.space.books:
         fresh = at[copies.flags[at] & WAITING == 0]
         copies.flags[fresh] |= WAITING

@@ -248,7 +248,8 @@ class Recovery:
 
     def _link(self, ns: NamespaceId, block: int, piece: Recovered) -> None:
         books = self._books
-        if piece.parent == NO_FINGERPRINT or books.tree.parent[block] >= 0:
+        is_root = piece.parent in (NO_FINGERPRINT, piece.fingerprint)
+        if is_root or books.tree.parent[block] >= 0:
             return
         parent = books.ensure_block(ns, piece.parent, books.layouts[ns].spec.block_tokens)
         books.link(block, parent)

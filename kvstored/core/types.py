@@ -5,7 +5,7 @@ groups that are placed alike form a *part*; a *copy* is one part of one block in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, NewType
 
@@ -157,18 +157,24 @@ class NamespaceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An open namespace as the catalog sees it: `seed` salts the fingerprints so that equal keys of two namespaces differ."""
+    """An open namespace as the catalog sees it: `seed` salts the fingerprints so that equal keys of two namespaces differ.
+
+    `required`: the groups that a readable block has; `is_plain`: one group, and of it one piece a block.
+    """
 
     id: NamespaceId
     digest: bytes
     seed: int
     spec: NamespaceSpec
+    required: tuple[int, ...] = field(init=False)
+    is_plain: bool = field(init=False)
 
-    @property
-    def is_plain(self) -> bool:
-        """One group, and of it one piece a block."""
+    def __post_init__(self) -> None:
         groups = self.spec.groups
-        return len(groups) == 1 and groups[0].is_required and self.pieces_of(groups[0].part) == 1
+        required = tuple(i for i, group in enumerate(groups) if group.is_required)
+        is_plain = len(groups) == len(required) == 1 and self.pieces_of(groups[0].part) == 1
+        object.__setattr__(self, "required", required)
+        object.__setattr__(self, "is_plain", is_plain)
 
     def groups_of(self, part: Part) -> tuple[int, ...]:
         return tuple(i for i, group in enumerate(self.spec.groups) if group.part is part)

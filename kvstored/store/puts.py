@@ -4,13 +4,14 @@ Wire columns are the groups that a reservation selected; which those were is kep
 repeat it.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.asides import Planned, SetAside
+from kvstored.core.asides import SetAside
 from kvstored.core.calls import Committed, FillStatus, Granted, Reserve
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import GrantedMany, Reserved
@@ -25,6 +26,8 @@ Columns = tuple[int, ...]
 """Group of each column of the wire's arrays."""
 NO_FILL = 0
 """No fill has this id."""
+TOGETHER_BLOCKS, TOGETHER_S = 32, 0.005
+"""Blocks of small puts whose books are made at once, and how long they wait for more. Whatever else looks at the books makes them sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Puts:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._fills: dict[int, OpenFill] = {}
-        self._later: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self.is_draining = False
 
     def reserve(
@@ -114,21 +117,29 @@ class Puts:
         if run is None:
             return False
         shell.tiers.arena.ready_many(run.places, checksums)
-        self._later.append(lambda: self._committed(run, checksums))
+        shell.unsettled.append(lambda: self._committed(run, checksums))
         return True
 
     def _committed(self, run: FillRun, checksums: NDArray[np.uint64]) -> None:
         for fill in run.ids:
             del self._fills[fill]
-        self._shell.catalog.commit_run(run, checksums, self._shell.now_s())
+        self._shell.behind.commit_run(run, checksums, self._shell.now_s())
         self._count_put(run.length, len(run))
 
-    def settle(self) -> None:
-        """The books of what was answered. Nothing else may happen between the answer and this."""
-        later, self._later = self._later, []
-        for each in later:
-            each()
-            self._shell.apply()
+    def settle_soon(self) -> None:
+        """The books of what was answered: of a few blocks with those of the puts that follow, which costs less than apart; else now."""
+        shell = self._shell
+        if not shell.unsettled:
+            return
+        blocks = shell.behind.unsettled_blocks
+        if not 0 < blocks < TOGETHER_BLOCKS:
+            shell.settle()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self._settle_late)
+
+    def _settle_late(self) -> None:
+        self._timer = None
+        self._shell.settle()
 
     def set_aside(self, session: Session, layout: Layout, count: int) -> SetAside:
         """Places for blocks that are not named yet. Their records say FILLING: nobody else is granted them after a crash while this
@@ -154,18 +165,19 @@ class Puts:
         """Whether the blocks, whose bytes lie in places set aside, are stored now: all, or with nothing done none. Their records are
         written; the books follow in `settle`."""
         shell, now_s = self._shell, self._shell.now_s()
-        planned = shell.catalog.plan_aside(call, ids)
-        if planned is None:
+        if shell.unsettled and not shell.behind.unsettled_blocks:
+            shell.settle()  # a commit's
+        many = shell.behind.put_aside(call, ids, checksums)
+        if many is None:
             return False
-        many = planned.many
-        shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s))
-        shell.tiers.arena.ready_many(many.places, checksums)
-        self._later.append(lambda: self._put(planned, checksums))
+        shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s), checksums)
+        if not shell.unsettled:
+            shell.unsettled.append(self._put_together)
+        self._count_put(many.length, len(many))
         return True
 
-    def _put(self, planned: Planned, checksums: NDArray[np.uint64]) -> None:
-        self._shell.catalog.put_aside(planned, checksums, self._shell.now_s())
-        self._count_put(planned.many.length, len(planned.many))
+    def _put_together(self) -> None:
+        self._shell.behind.settle(self._shell.now_s())
 
     def abort(self, session: Session, fills: Sequence[int]) -> None:
         for fill in fills:

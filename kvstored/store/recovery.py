@@ -111,6 +111,7 @@ class Recovery:
             found.dropped += dropped
             shell.apply()
             await asyncio.sleep(0)
+            shell.settle()  # of puts that came in between
         give_back_free_memory()
         shell.counts["recovered_copies", tier.name.lower()] += found.kept
         return found

@@ -77,7 +77,8 @@ class Shell:
         metrics: Metrics,
         report: Callable[[str, BaseException], None],
     ) -> None:
-        self.catalog = catalog
+        self.behind = catalog
+        self.unsettled: list[Callable[[], None]] = []
         self.tiers = tiers
         self.events = events
         self.metrics = metrics
@@ -89,6 +90,20 @@ class Shell:
         self._clock = clock
         self._discards: list[Freed] = []
         self._discarding = 0
+
+    @property
+    def catalog(self) -> Catalog:
+        """Its books are whole: those of puts that were answered before they were made are made first. Not to be kept over an await."""
+        if self.unsettled:
+            self.settle()
+        return self.behind
+
+    def settle(self) -> None:
+        """Makes the books of what was answered."""
+        unsettled, self.unsettled = self.unsettled, []
+        for each in unsettled:
+            each()
+            self.apply()
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -108,7 +123,7 @@ class Shell:
         """
         freed: list[Place] = []
         freed_many: list[Places] = []
-        for effect in self.catalog.drain():
+        for effect in self.behind.drain():
             if isinstance(effect, FreedMany):
                 self.showing.withdraw_many(effect)
                 self._free_many(effect)

@@ -177,9 +177,11 @@ class Arena:
         """Records of pieces that are about to be ready, state FILLING, at their places of one extent each."""
         marks.put(self._segments, records, places)
 
-    def fill_many(self, filling: FillingColumns) -> None:
-        """`mark_filling` for many plain pieces."""
-        marks.fill(self._segments, filling)
+    def fill_many(
+        self, filling: FillingColumns, checksums: NDArray[np.uint64] | None = None
+    ) -> None:
+        """`mark_filling` for many plain pieces; with the checksums of their bytes, which are there, `mark_ready` too."""
+        marks.fill(self._segments, filling, checksums)
 
     def ready_many(self, places: Places, checksums: NDArray[np.uint64]) -> None:
         """`mark_ready` for many pieces of one extent each."""

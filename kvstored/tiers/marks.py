@@ -16,6 +16,8 @@ from kvstored.tiers.record import FillingColumns, Records, State
 from kvstored.tiers.segment import Segment
 
 Which = NDArray[np.intp] | slice
+WORD_BYTES = 8
+"""The first word of a record has its state, and is written at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,21 @@ def slots(segments: Mapping[int, Segment], places: Places) -> list[NDArray[np.ui
     return [segments[number].bytes[first:last] for number, first, last in rows]
 
 
-def fill(segments: Mapping[int, Segment], filling: FillingColumns) -> None:
-    put(segments, layout.pack_many(filling), filling.places)
+def fill(
+    segments: Mapping[int, Segment],
+    filling: FillingColumns,
+    checksums: NDArray[np.uint64] | None = None,
+) -> None:
+    """FILLING, or READY where the checksums are known."""
+    if filling.places.size > 1 or checksums is None:
+        put(segments, layout.pack_many(filling, checksums), filling.places)
+        return
+    packed = layout.pack_ready(filling, int(checksums[0]))
+    segment = segments[int(filling.places.segment[0])]
+    begin = int(filling.places.start[0]) * layout.RECORD_BYTES
+    segment.table[begin + layout.STATE_OFFSET] = State.FREE
+    segment.table[begin + WORD_BYTES : begin + layout.RECORD_BYTES] = packed[WORD_BYTES:]
+    segment.table[begin : begin + WORD_BYTES] = packed[:WORD_BYTES]
 
 
 def put(segments: Mapping[int, Segment], records: Records, places: Places) -> None:

@@ -191,15 +191,16 @@ class FillingColumns:
     owner_pid: int
 
 
-def pack_many(filling: FillingColumns) -> Records:
-    """As `pack` for each, state FILLING."""
+def pack_many(filling: FillingColumns, sums: NDArray[np.uint64] | None = None) -> Records:
+    """As `pack` for each, state FILLING, or READY with the checksums of the bytes."""
     places, count = filling.places, filling.places.size
     records = np.zeros(count, dtype=RECORD)
     keys = np.frombuffer(filling.keys, dtype=np.uint8).reshape(count, -1)
     padded = np.zeros((count, KEY_BYTES_MAX), dtype=np.uint8)
     padded[:, : keys.shape[1]] = keys
     values = {
-        "magic": MAGIC, "version": VERSION, "state": State.FILLING, "heat": filling.heats,
+        "magic": MAGIC, "version": VERSION, "heat": filling.heats,
+        "state": State.FILLING if sums is None else State.READY,
         "owner_pid": filling.owner_pid, "last_s": filling.last_s, "generation": filling.generations,
         "digest": np.void(filling.digest), "fingerprint": filling.fingerprints,
         "parent": filling.parents, "key": padded.view(f"V{KEY_BYTES_MAX}")[:, 0],
@@ -211,10 +212,27 @@ def pack_many(filling: FillingColumns) -> Records:
     for name, value in values.items():
         records[name] = value
     extents = np.stack(places, axis=1).astype("<u4").tobytes()
+    if sums is not None:
+        records["checksum"] = records["stored_checksum"] = sums
     records["place_checksum"] = checksums(extents, 0, EXTENT_BYTES, EXTENT_BYTES)
     raw = records.view(np.uint8).data
     records["header_checksum"] = checksums(raw, HEADER_OFFSET, HEADER_END, RECORD_BYTES)
     return records
+
+
+def pack_ready(filling: FillingColumns, checksum: int) -> bytes:
+    """The same for a single piece, whose bytes are there: arrays cost more than they save."""
+    places, key = filling.places, filling.keys
+    extent = Extent(int(places.segment[0]), int(places.start[0]), int(places.units[0]))
+    header = _HEADER.pack(
+        int(filling.generations[0]), filling.digest, filling.fingerprints.tobytes(), filling.parents.tobytes(), key,
+        filling.length, filling.length, place_checksum((extent,)), 0, 0, filling.valid_tokens,
+        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0,
+    )  # fmt: skip
+    mutable = _MUTABLE.pack(
+        MAGIC, VERSION, State.READY, 0, int(filling.heats[0]), 0, filling.owner_pid, filling.last_s, checksum, checksum,
+    )  # fmt: skip
+    return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
 
 
 def pack_continuation(record: Record, i: int) -> bytes:

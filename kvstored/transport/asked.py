@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvstored.core import keys as block_keys
 from kvstored.core.calls import Acquire, Parents, Reserve
 from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
-from kvstored.core.hints import NAME_CHARACTERS_MAX, PRIORITY_MAX, FollowUp, Hint
+from kvstored.core.hints import NAME_CHARACTERS_MAX, NO_HINT, PRIORITY_MAX, FollowUp, Hint
 from kvstored.core.types import KeyBatch, Layout, NamespaceSpec, TierId
 from kvstored.core.usage import depth_of
 from kvstored.errors import InvalidArgument
@@ -59,10 +59,10 @@ class Asked:
     async def scanned(self) -> None:
         """Right after a restart nothing is granted in memory until it is scanned, which takes milliseconds a GiB: a put waits for that a
         little, instead of finding no space."""
-        catalog, loop = self._store.shell.catalog, asyncio.get_running_loop()
+        shell, loop = self._store.shell, asyncio.get_running_loop()
         ends_s = loop.time() + SCAN_WAIT_S
         # a few looks after a restart are not worth an event that everything else would have to keep
-        while TierId.DRAM in catalog.recovering and loop.time() < ends_s:  # noqa: ASYNC110
+        while TierId.DRAM in shell.catalog.recovering and loop.time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(SCAN_LOOK_S)
 
     def session(self, token: bytes, caller: Caller) -> Session:
@@ -75,9 +75,9 @@ class Asked:
         session = self.session(request.session, caller)
         layout = self.layout(request.namespace, caller)
         keys, parents = keys_and_parents(layout, request.keys)
-        columns = selected_groups(request.groups, layout.spec)
+        columns = columns_of(layout, request.groups)
         sizes = sizes_of(request.sizes, layout.spec, columns, len(keys), request.last_valid_tokens)
-        if any(not layout.spec.groups[column].is_required for column in columns):
+        if columns != layout.required:
             kept = self._consumable(request, layout, keys, parents)
             sizes = np.where(kept[:, list(columns)], sizes, np.uint64(0))
         call = Reserve(
@@ -91,7 +91,7 @@ class Asked:
             last_valid_tokens=request.last_valid_tokens,
             ttl_s=self._store.limits.fill_ttl(request.fill_ttl_ms / 1000),
             request_id=request_id_of(request.request_id),
-            hint=hint_of(request.hint),
+            hint=hint_of(request.hint) if request.HasField("hint") else NO_HINT,
         )
         return Put(session, layout, columns, call)
 
@@ -117,7 +117,7 @@ class Asked:
     def get(self, request: pb.AcquireRequest, caller: Caller) -> Get:
         session = self.session(request.session, caller)
         layout = self.layout(request.namespace, caller)
-        columns = selected_groups(request.groups, layout.spec)
+        columns = columns_of(layout, request.groups)
         call = Acquire(
             session=session.core,
             ns=layout.id,
@@ -130,6 +130,11 @@ class Asked:
             0.0 if request.no_wait else self._store.limits.load_wait(request.deadline_ms / 1000)
         )
         return Get(session, layout, columns, call, wait_s)
+
+
+def columns_of(layout: Layout, groups_mask: int) -> tuple[int, ...]:
+    """The groups that a call is about, in namespace order."""
+    return selected_groups(groups_mask, layout.spec) if groups_mask else layout.required
 
 
 def keys_of(layout: Layout, keys: pb.Keys) -> KeyBatch:
@@ -174,6 +179,10 @@ def sizes_of(
     valid_tokens = valid_tokens_of(spec, last_valid_tokens)
     tokens = spec.block_tokens
     groups = [spec.groups[g] for g in columns]
+    if len(groups) == 1 and valid_tokens == tokens:
+        size = expected_bytes(groups[0], tokens, tokens)
+        if packed in (b"", size.to_bytes(8, "little") * keys):
+            return np.full((keys, 1), size, dtype=np.uint64)
     expected = np.empty((keys, len(columns)), dtype=np.uint64)
     if keys:
         expected[:] = [expected_bytes(group, tokens, tokens) for group in groups]

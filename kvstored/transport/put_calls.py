@@ -53,7 +53,6 @@ class PutCalls:
             status = pack_u8([int(each) for each in done])
         response = pb.CommitResponse(status=status)
         if following is not None:
-            self._store.puts.settle()
             response.next.CopyFrom(self._reserved_if_possible(following))
         return response
 

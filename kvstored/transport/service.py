@@ -77,7 +77,6 @@ class StoreService:
         answer = self._answers.get(method)
         if answer is None:
             raise InvalidArgument(f"no such method here: method={method!r}")
-        self._store.puts.settle()
         shell = self._store.shell
         metrics, begun_s = shell.metrics, shell.elapsed_s()
         try:
@@ -98,7 +97,7 @@ class StoreService:
         return self._descriptors.projection_fd(caller)
 
     def answered(self) -> None:
-        self._store.puts.settle()
+        self._store.puts.settle_soon()
 
     def connected(self, caller: Caller) -> None:
         pass

@@ -102,6 +102,38 @@ def test_blocks_go_where_the_caller_wants_them(client: Client, size: int, count:
         namespace.get(keys, out=rows)
 
 
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_buffers_are_filled_without_a_message(
+    client: Client, namespace: Namespace, count: int
+) -> None:
+    keys, half = put(namespace, count), SIZE // 2
+    pages = np.zeros((2, count, half), dtype=np.uint8)
+    into = [[pages[0, i], pages[1, i]] for i in range(count)]
+    before = calls(client)
+    got = namespace.get_into(keys, into)
+    assert (got.hits, got.filled, got.blocks) == (count, ((True,),) * count, ())
+    assert (calls(client), client.optimistic_reads().hits) == (before, count)
+    for i, key in enumerate(keys):
+        assert is_right(key, np.concatenate([pages[0, i], pages[1, i]]))
+    part = np.zeros((count, 100), dtype=np.uint8)
+    assert namespace.get_into(keys, [[row] for row in part], ranges=[(half, 100)]).hits == count
+    assert np.array_equal(part, pages[1, :, :100])
+    with pytest.raises(InvalidArgument):
+        namespace.get_into(keys, [[row[:-1]] for row in pages[0]])
+
+
+def test_buffers_are_filled_by_acquire_where_a_key_is_not_shown(
+    client: Client, namespace: Namespace
+) -> None:
+    keys = put(namespace, 5)
+    missing = Keys.opaque([*keys, b"never stored".ljust(32)], unchained=True)
+    rows = np.zeros((6, SIZE), dtype=np.uint8)
+    got = namespace.get_into(missing, [[row] for row in rows])
+    assert got.filled == ((True,),) * 5 + ((False,),)
+    assert all(is_right(key, row) for key, row in zip(keys, rows, strict=False))
+    assert client.optimistic_reads().hits == 0
+
+
 @pytest.mark.parametrize("count", [2, 40])
 def test_what_is_not_shown_is_acquired_and_both_make_one_answer(
     client: Client, namespace: Namespace, count: int
@@ -228,10 +260,14 @@ with Client(address) as client:
     ends_s = time.monotonic() + seconds
     while time.monotonic() < ends_s:
         asked = rng.sample(keys, rng.choice([1, 2, 6, 6]))
-        got = namespace.get(Keys.opaque(asked, unchained=True))
-        for key, block in zip(asked, got.blocks):
-            reads += 1
-            wrong += block is not None and not np.array_equal(block[0], right[key])
+        opaque, reads = Keys.opaque(asked, unchained=True), reads + len(asked)
+        if rng.random() < 0.5:
+            rows = np.empty((len(asked), size), dtype=np.uint8)
+            got = namespace.get_into(opaque, [[row[: size // 3], row[size // 3 :]] for row in rows])
+            found = [row if filled else None for row, (filled,) in zip(rows, got.filled)]
+        else:
+            found = [block and block[0] for block in namespace.get(opaque).blocks]
+        wrong += sum(row is not None and not np.array_equal(row, right[key]) for key, row in zip(asked, found))
     seen = client.optimistic_reads()
     print(reads, wrong, seen.hits, seen.changed, seen.mismatched, flush=True)
 """

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvstored.core.asides import Planned
+from kvstored.core.columnar import GrantedMany
 from kvstored.core.types import Heat, SessionId
 from tests.core.catalog_compare import PARENTS, PATHS, valid_of
 from tests.core.catalog_machine import small
@@ -28,11 +28,24 @@ class AsideMachine(MovingMachine):
             self.places["aside", id_] = [got.places.place(i)]
 
     @precondition(lambda self: self.is_begun and self.oracle.asides)
-    @rule(pick=small, stranger=small, path=small, first=small, count=small, request=small)
-    def put_aside(
+    @rule(
+        puts=st.lists(st.tuples(small, small, small, small, small, small), min_size=1, max_size=3)
+    )
+    def put_aside(self, puts: list[tuple[int, ...]]) -> None:
+        """Some puts before their books are made. Mostly of new blocks into places of the right kind; now and then of known ones, or into
+        another session's."""
+        told = None
+        for put in puts:
+            if self.oracle.asides:
+                told = self.put_one_aside(*put)
+        self.catalog.settle(self.now_s)
+        if told is not None:  # what one before it was told, it may have changed
+            self.compare_told(told)
+        self.compare()
+
+    def put_one_aside(
         self, pick: int, stranger: int, path: int, first: int, count: int, request: int
-    ) -> None:
-        """Mostly of new blocks into places of the right kind; now and then of known ones, or into another session's."""
+    ) -> GrantedMany | None:
         aside = self.pick(list(self.oracle.asides.values()), pick)
         session = self.owner(self.oracle.asides, pick, stranger)
         namer = self.namer_of(aside.ns)
@@ -40,29 +53,26 @@ class AsideMachine(MovingMachine):
         keys = self.path(path, len(mine) - 1)
         if first % 4:
             new = [key for key in PATHS[path % 4] if (aside.ns, key) not in self.oracle.blocks]
-            keys = tuple(new[: len(mine)]) or keys
+            keys = tuple(new[first // 4 % 3 :][: len(mine)]) or keys
         ids = (mine * 2)[count % len(mine) :][: len(keys)]
         parents = [PARENTS[key] for key in keys]
         last = valid_of(keys[-1]) % BLOCK_TOKENS
         request_id = self.pick((b"", b"r1", b"r2"), request)
         call = namer.reserve(session, keys, parents, last_valid_tokens=last, request_id=request_id)
         sums = np.ones(len(ids), dtype=np.uint64)
-        planned = self.catalog.plan_aside(call, ids)
-        if planned is not None:
-            self.catalog.put_aside(planned, sums, self.now_s)
-            self.compare_planned(planned)
+        told = self.catalog.put_aside(call, ids, sums)
         asked = [(key, parent, valid_of(key)) for key, parent in zip(keys, parents, strict=True)]
         is_put = self.oracle.may_put_aside(session, aside.ns, asked, aside.units, ids)
-        assert (planned is not None) is is_put
+        assert (told is not None) is is_put
         if is_put:
             running = self.oracle.requests.get((session, request_id))
             self.oracle.put_aside(aside.ns, asked, ids, running)
-        self.compare()
+        return told
 
-    def compare_planned(self, planned: Planned) -> None:
+    def compare_told(self, told: GrantedMany) -> None:
         """What was told before it was done is what was done."""
-        books, many = self.catalog.books, planned.many
-        for grant in many.each():
+        books = self.catalog.books
+        for grant in told.each():
             block = books.index.find_one(grant.fingerprint)
             parent = books.parent_fingerprint(block)
             assert (grant.parent, grant.depth) == (parent, books.tree.depth[block])

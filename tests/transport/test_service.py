@@ -251,6 +251,68 @@ def test_a_put_into_places_that_are_not_ones_own_does_nothing(tmp_path: Path) ->
     serving(tmp_path, test)
 
 
+def test_whatever_looks_at_the_books_finds_those_of_small_puts_made(tmp_path: Path) -> None:
+    """Their books are made together, a moment after their answers."""
+
+    async def put_aside(peer: Peer, first: int, blocks: range) -> bool:
+        keys = keys_of(blocks)
+        if blocks.start:
+            keys.parent = (blocks.start - 1).to_bytes(32, "big")
+        places = pack_u64([first + i for i in blocks])
+        sums = pack_u64([xxhash.xxh3_64_intdigest(content_of(i).tobytes()) for i in blocks])
+        request = pb.PutAsideRequest(reserve=peer.reserve(keys), places=places, checksums=sums)
+        stored = (await peer.call("PutAside", request)).stored
+        peer.service.answered()
+        return bool(stored)
+
+    async def test(peer: Peer) -> None:
+        catalog = peer.world.store.shell.behind
+        request = pb.SetAsideRequest(session=peer.token, namespace=peer.digest, count=9)
+        first = (await peer.call("SetAside", request)).first
+        for i in range(4):
+            assert await put_aside(peer, first, range(i, i + 1))
+        assert not await put_aside(peer, first, range(3, 4)), "it is known"
+        assert await put_aside(peer, first, range(6, 8)), "its parent is not known"
+        assert not await put_aside(peer, first, range(5, 6)), "it stands in"
+        assert catalog.unsettled_blocks == 7
+        assert catalog.blocks == 0
+        match = await peer.call(
+            "Match", pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(9)))
+        )
+        assert (match.hit_blocks, catalog.unsettled_blocks, catalog.blocks) == (4, 0, 7)
+        catalog.check()
+        events = (await peer.call("PollEvents", pb.PollEventsRequest())).events
+        told = [
+            (int.from_bytes(e.key, "big"), e.depth_blocks) for e in events if e.kind == pb.STORED
+        ]
+        assert told == [(0, 0), (1, 1), (2, 2), (3, 3), (6, 1), (7, 2)]
+        assert await put_aside(peer, first, range(8, 9))
+        ends_s = asyncio.get_running_loop().time() + 5
+        while catalog.unsettled_blocks and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert catalog.unsettled_blocks == 0, "nobody looked, and they were made all the same"
+        assert catalog.blocks == 8
+
+    serving(tmp_path, test, arena_blocks=256)
+
+
+@pytest.mark.parametrize(("count", "own"), [(1, 0), (2, 0), (5, 0), (5, 4), (40, 20)])
+def test_a_path_below_one_of_its_own_blocks_changes_nothing_of_the_tree(
+    tmp_path: Path, count: int, own: int
+) -> None:
+    async def test(peer: Peer) -> None:
+        keys = keys_of(range(count))
+        keys.parent = own.to_bytes(32, "big")
+        if own == 0:
+            await raises(InvalidArgument, peer.call("Reserve", peer.reserve(keys)))
+        else:
+            await peer.call("Reserve", peer.reserve(keys))
+        peer.world.catalog.check()
+        assert await peer.put(range(50, 52)) == bytes([FillStatus.COMMITTED] * 2)
+
+    serving(tmp_path, test, arena_blocks=64)
+
+
 def test_what_comes_after_a_commit_finds_its_blocks(tmp_path: Path) -> None:
     """Their books are made once the answer is on its way: no call may come in between."""
 
