@@ -189,7 +189,7 @@ class Puts:
     def forget_expired(self) -> None:
         """Drop what is kept of fills that expired or went with their session."""
         now_s = self._shell.now_s()
-        for fill in [fill for fill, kept in self._fills.items() if kept.expires_s < now_s]:
+        for fill in [fill for fill, kept in self._fills.items() if kept.expires_s <= now_s]:
             del self._fills[fill]
 
     @property

@@ -16,6 +16,7 @@ from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.naming import count_reads, rows_leaf_first
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
+from kvstored.errors import NotFound
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
@@ -140,7 +141,11 @@ class Store:
         return self.match(layout, keys, 0)
 
     def request_layout(self, session: Session, request_id: bytes) -> Layout:
-        return self.shell.layouts[self.shell.catalog.request_namespace(session.core, request_id)]
+        ns = self.shell.catalog.request_namespace(session.core, request_id)
+        layout = self.shell.layouts.get(ns)
+        if layout is None:
+            raise NotFound(f"the request's namespace was removed: request_id={request_id.hex()}")
+        return layout
 
     def extend_request(self, session: Session, request_id: bytes, keys: KeyBatch) -> int:
         blocks = self.shell.catalog.extend_request(
