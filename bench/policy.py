@@ -32,7 +32,7 @@ def main() -> None:
     for path in given.trace or [TRACES / name for name in FILES]:
         trace = open_trace(path)
         hints = [hint for hint in given.hints.split(",") if hint]
-        done.append(sweep(trace.name, trace, given.policy or POLICIES, hints=hints))
+        done.append(sweep(trace, given.policy or POLICIES, hints=hints))
         console.print(table(done[-1]))
     plot(done, given.picture)
     console.print(f"the picture is in {given.picture}")

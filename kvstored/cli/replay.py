@@ -1,6 +1,5 @@
 """`kvstored replay`: a real request trace against the running daemon, or offline on the pure core."""
 
-from itertools import islice
 from pathlib import Path
 
 import click
@@ -214,7 +213,7 @@ def _sweep(
     for name in ("policy", "capacity_blocks", "tiers"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{OFFLINE_ONLY[name]} has no meaning with --sweep", ctx)
-    done = sweep(source.name, islice(source, limit), POLICIES, hints=hints)
+    done = sweep(source, POLICIES, limit=limit, hints=hints)
     show(done.as_json(), lambda: sweep_table(done), is_json=is_json)
     if picture is not None:
         plot_sweeps([done], picture)

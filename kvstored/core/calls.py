@@ -64,6 +64,8 @@ class TouchEvent(IntEnum):
     STORED = 0
     HIT = 1
     HINT = 2
+    FOUND = 3
+    """At start, from before it; when it was used last is in the column of its block."""
 
 
 @dataclass(frozen=True, slots=True)
