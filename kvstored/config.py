@@ -25,7 +25,7 @@ _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
 """Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
 
 
-PolicyName = Literal["composite", "lru", "lfu", "gdsf", "article"]
+PolicyName = Literal["composite", "lru", "lfu", "gdsf", "article", "s3fifo", "arc", "wa"]
 
 
 class Config(Section):
@@ -47,7 +47,7 @@ class Config(Section):
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
     )
     policy: PolicyName = Field(
-        default="lru", description="which block is evicted first (docs/policies.md)"
+        default="composite", description="which block is evicted first (docs/policies.md)"
     )
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")

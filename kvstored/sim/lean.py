@@ -33,7 +33,7 @@ class _Blocks(Blocks):
 class _Copies(Copies):
     defaults: ClassVar[Defaults] = {
         name: Copies.defaults[name]
-        for name in ("block", "tier", "part", "state", "flags", "units", "rank")
+        for name in ("block", "next", "tier", "part", "state", "flags", "units", "rank")
     }
 
 

@@ -11,20 +11,28 @@ import json
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from itertools import pairwise
 
 import numpy as np
 
-from kvstored.core.calls import Fingerprint, TouchEvent
+from kvstored.core.calls import TouchEvent
 from kvstored.core.columns import FIRST
 from kvstored.core.hints import HINT_CLASSES_MAX, NO_HINT, Hint, HintClasses
 from kvstored.core.policies.base import Ledger
+from kvstored.core.policies.branches import Branches
 from kvstored.core.policies.ghosts import Ghost, Ghosts
 from kvstored.core.policies.hazard import EDGES, HORIZON_S, Hazard
 from kvstored.core.policies.leaves import Leaves
 from kvstored.core.policies.rival import Rival
-from kvstored.core.policies.spans import COUNT_MAX, NONE, Spans
+from kvstored.core.policies.spans import (
+    BY_HINT,
+    COUNT_MAX,
+    FRESH,
+    NONE,
+    RETURNED,
+    SUPERSEDED,
+    Spans,
+)
 from kvstored.core.types import Budget, Rows, TierId
 from kvstored.errors import InvalidArgument
 
@@ -37,14 +45,8 @@ OF_COUNT = GAPS * OF_GAP
 ORDINARY = COUNTS * OF_COUNT
 SIZED_USES = 2
 """Up to so many uses it tells something how much came new at once."""
-SESSIONS_MAX = 65_536
-FAN_OUT_MAX = 2
-"""A block that ever had more branches forks by nature: leaving one of them says nothing."""
-SUPERSEDED_MAX = 4096
-"""Spans of a branch that are superseded at once: bounds the time of a touch."""
 SAME_REQUEST_S = 5.0
 """A hint (begin of a request, touch) so soon after a use belongs to it."""
-SUPERSEDED, RETURNED, BY_HINT = 1, 2, 4
 _HEAD = struct.Struct("<I")
 
 
@@ -65,8 +67,7 @@ class Composite:
         self._spell = 0
         self._found_spell = -(1 << 62)
         """What was here before a start was used before all else."""
-        self._sessions: OrderedDict[str, Fingerprint] = OrderedDict()
-        """The block where the last path of a session ended."""
+        self._branches = Branches(ledger, self._spans, self._supersede)
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         copies, spans = self._ledger.copies, self._spans
@@ -129,7 +130,7 @@ class Composite:
             return
         path = self._spans.along(self._ledger.copies.block[rows])
         if hint.session and path:
-            self._turned(hint.session, path[0][1], now_s)
+            self._branches.turned(hint.session, path[0][1], now_s)
         kind = self._hints.number(hint)
         classes = self._spans.class_
         for span, block in path if kind else ():
@@ -179,17 +180,12 @@ class Composite:
         above = above_of.tolist()
         lows = self._ledger.fingerprints_of(at)[:, 0].tolist()
         self._hazard.blocks += len(blocks)
-        if is_path and self._ghosts.are_none_of(lows):
-            self._asked(above[0], now_s)
-            self._grow(blocks, above[0], None, now_s)
-            self._held += len(blocks)
-            return
-        begin = 0
+        begin, is_known = 0, not self._ghosts.are_none_of(lows)
         while begin < len(blocks):
             if not begin or above[begin] != blocks[begin - 1]:
                 self._asked(above[begin], now_s)
-            ghost = self._ghosts.take(lows[begin])
-            end = begin + 1
+            ghost = self._ghosts.take(lows[begin]) if is_known else None
+            end = len(blocks) if is_path and not is_known else begin + 1
             while end < len(blocks) and above[end] == blocks[end - 1]:
                 if ghost is None:
                     if lows[end] in self._ghosts:
@@ -200,6 +196,8 @@ class Composite:
             if ghost is not None and end - begin < len(ghost.lows):
                 self._ghosts.add(ghost._replace(lows=ghost.lows[end - begin :]))
             self._grow(blocks[begin:end], above[begin], ghost, now_s)
+            if end == len(blocks) or above[end] != blocks[end - 1]:
+                self._size_up(blocks[end - 1], now_s)
             begin = end
         self._held += len(blocks)
 
@@ -222,20 +220,20 @@ class Composite:
         else:
             self._rival.began(len(blocks), now_s)
         above, class_ = spans.of(parent), _class(uses, gap_s)
-        tokens = self._ledger.blocks.valid.item(blocks[0])
-        if above != NONE and self._goes_on(above, parent, class_, uses, marks, now_s):
-            self._extend(above, blocks, tokens, now_s)
+        if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
+            spans.extend(above, blocks)
+            self._hazard.begin(spans.class_[above], spans.start_s[above], len(blocks))
             return
         span = spans.make(blocks)
-        spans.uses[span], spans.marks[span], spans.last_s[span] = uses, marks, now_s
-        self._begin(span, class_ + _size(len(blocks) * tokens), now_s)
+        spans.uses[span], spans.marks[span], spans.last_s[span] = uses, marks | FRESH, now_s
+        self._begin(span, class_, now_s)
         if above == NONE:
             return
         if spans.tail[above] != parent:
             self._split(above, parent)
         if ghost is None or not spans.kids[above]:
             spans.kids[above] = min(spans.kids[above] + 1, COUNT_MAX)
-        self._leave(above, blocks[0], now_s)
+        self._branches.leave(above, blocks[0], now_s)
 
     def _goes_on(
         self, span: int, parent: int, class_: int, uses: int, marks: int, now_s: float
@@ -247,16 +245,21 @@ class Composite:
         is_now = now_s - spans.start_s[span] <= SAME_REQUEST_S
         return is_end and same and spans.marks[span] == marks and is_now
 
-    def _extend(self, span: int, blocks: list[int], tokens: int, now_s: float) -> None:
-        """With what came before it, it is of another size, perhaps."""
-        spans = self._spans
-        before = spans.class_[span]
-        size = _size((spans.size[span] + len(blocks)) * tokens)
-        class_ = before - before % OF_GAP + size + before % HINT_CLASSES_MAX
-        if class_ != before:
-            self._rename(span, class_)
-        spans.extend(span, blocks)
-        self._hazard.begin(class_, spans.start_s[span], len(blocks))
+    def _size_up(self, block: int, now_s: float) -> None:
+        """What was stored by one request down to this block is of the class of its length in all, in whatever parts it came."""
+        spans, ledger, fresh, tokens = self._spans, self._ledger, list[int](), 0
+        while (span := spans.of(block)) != NONE and spans.marks[span] & FRESH:
+            if now_s - spans.start_s[span] > SAME_REQUEST_S or spans.class_[span] >= ORDINARY:
+                break
+            fresh.append(span)
+            tokens += spans.size[span] * ledger.blocks.valid.item(spans.head[span])
+            block = ledger.tree.parent.item(spans.head[span])
+        size = bisect_left(SIZE_EDGES_TOKENS, tokens) * HINT_CLASSES_MAX
+        for span in fresh:
+            before = spans.class_[span]
+            class_ = before - before % OF_GAP + size + before % HINT_CLASSES_MAX
+            if class_ != before:
+                self._rename(span, class_)
 
     def _found(self, blocks: list[int], now_s: float) -> None:
         """Blocks that were here before a restart: whole runs of the tree, cut only where their ages differ, as far as ages are told
@@ -265,7 +268,7 @@ class Composite:
         for block in blocks:
             if spans.of(block) != NONE:
                 continue
-            run = self._unknown_run(block)
+            run = spans.unknown_run(block)
             ages = EDGES.searchsorted(now_s - last_s[run], side="right")
             cuts = [0, *(np.flatnonzero(np.diff(ages)) + 1).tolist(), len(run)]
             for begin, end in pairwise(cuts):
@@ -279,19 +282,6 @@ class Composite:
                 children = tree.children.item(run.item(end - 1))
                 spans.kids[span] = min(children, COUNT_MAX)
             self._held += len(run)
-
-    def _unknown_run(self, block: int) -> Rows:
-        """The blocks of no span around this one in its run, from the top."""
-        tree, spans = self._ledger.tree, self._spans
-        run = tree.run_of(block)
-        is_known = spans.are_known(run)
-        if not is_known.any():
-            return run
-        at = int(np.flatnonzero(run == block)[0])
-        known = np.flatnonzero(is_known)
-        where = int(np.searchsorted(known, at))
-        begin = int(known[where - 1]) + 1 if where else 0
-        return run[begin : int(known[where]) if where < len(known) else len(run)]
 
     def _used(self, path: list[tuple[int, int]], event: TouchEvent, now_s: float) -> None:
         """Spans, tail to head, each with the deepest of its blocks that was used."""
@@ -318,7 +308,7 @@ class Composite:
         for (below, _), (span, _) in pairwise(path):
             head = spans.head[below]
             if spans.child[span] != head and parent.item(head) == spans.tail[span]:
-                self._leave(span, head, now_s)
+                self._branches.leave(span, head, now_s)
 
     def _use(self, fresh: list[int], mark: int, now_s: float) -> None:
         """What is learned is added up first: spans of one path share most of their past."""
@@ -358,6 +348,13 @@ class Composite:
         if queued := spans.queued(span):
             self._leaves.again(span, queued, before, spell)
 
+    def _supersede(self, span: int, now_s: float) -> None:
+        spans = self._spans
+        self._hazard.cut(spans.class_[span], spans.start_s[span], now_s, spans.size[span])
+        uses = spans.uses[span]
+        kind = 3 if spans.marks[span] & RETURNED else (uses > 1) + (uses > 3)
+        self._begin(span, ORDINARY + kind, now_s)
+
     def _next_spell(self) -> int:
         self._spell += 1
         return self._spell
@@ -377,50 +374,6 @@ class Composite:
         if size < self._spans.size[span]:
             self._spans.split(span, size)
 
-    # ---- branches
-
-    def _leave(self, span: int, child: int, now_s: float) -> None:
-        """A path goes on from the span by this child: the branch of last time is superseded where there are few."""
-        spans = self._spans
-        old, spans.child[span] = spans.child[span], child
-        if old < 0 or old == child or spans.kids[span] > FAN_OUT_MAX:
-            return
-        if self._ledger.tree.parent.item(old) == spans.tail[span]:
-            self._supersede(old, now_s)
-
-    def _turned(self, session: str, leaf: int, now_s: float) -> None:
-        """A session went on elsewhere than where it was: the branch that it left is superseded, whatever the fan-out above."""
-        tree, spans = self._ledger.tree, self._spans
-        before = self._sessions.pop(session, None)
-        self._sessions[session] = self._ledger.fingerprint(leaf)
-        if len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
-        top = spans.of(-1 if before is None else self._ledger.block_of(before))
-        if top == NONE or tree.is_along(leaf, spans.head[top]):
-            return
-        while (above := tree.parent.item(spans.head[top])) >= 0:
-            higher = spans.of(above)
-            if tree.children.item(above) != 1 or higher == NONE or tree.is_along(leaf, above):
-                break
-            top = higher
-        self._supersede(spans.head[top], now_s)
-
-    def _supersede(self, top: int, now_s: float) -> None:
-        tree, spans, pending = self._ledger.tree, self._spans, [top]
-        for _ in range(SUPERSEDED_MAX):
-            if not pending:
-                return
-            span = spans.of(pending.pop())
-            if span == NONE or spans.marks[span] & SUPERSEDED or spans.last_s[span] == now_s:
-                continue
-            self._hazard.cut(spans.class_[span], spans.start_s[span], now_s, spans.size[span])
-            spans.marks[span] |= SUPERSEDED
-            uses = spans.uses[span]
-            kind = 3 if spans.marks[span] & RETURNED else (uses > 1) + (uses > 3)
-            self._begin(span, ORDINARY + kind, now_s)
-            if tree.children.item(spans.tail[span]):
-                pending.extend(tree.children_of(spans.tail[span]))
-
 
 def _group_of(class_: int) -> int:
     return class_ % OF_COUNT if class_ < ORDINARY else OF_COUNT
@@ -430,11 +383,6 @@ def _class(uses: int, gap_s: float) -> int:
     """Of the smallest size and without a hint. `gap_s` below 0: never used before."""
     gap = 0 if gap_s < 0 else 1 + bisect_right(GAP_EDGES_S, gap_s)
     return bisect_right(COUNT_EDGES, uses) * OF_COUNT + gap * OF_GAP
-
-
-def _size(tokens: int) -> int:
-    """Of what came new at once: the part of a class."""
-    return bisect_left(SIZE_EDGES_TOKENS, tokens) * HINT_CLASSES_MAX
 
 
 def _returned(marks: int) -> int:

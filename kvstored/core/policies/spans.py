@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import Rows
@@ -18,6 +17,8 @@ NO_GHOST = (1 << 64) - 1
 _FEW = 8
 """So few blocks are gone through one by one."""
 COUNT_MAX = 60_000
+SUPERSEDED, RETURNED, BY_HINT, FRESH = 1, 2, 4, 8
+"""Marks: its branch was left by its path; it was used after that; its last use was said by a hint; it was not used since it was stored."""
 
 
 class Spans:
@@ -63,9 +64,15 @@ class Spans:
         """Those of no span, each once, in their order."""
         return list(dict.fromkeys(blocks[self._of[blocks] == NONE].tolist()))
 
-    def are_known(self, blocks: Rows) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = self._of[blocks] != NONE
-        return known
+    def unknown_run(self, block: int) -> Rows:
+        """The blocks of no span around this one in its run of the tree, from the top."""
+        run = self._tree.run_of(block)
+        known = np.flatnonzero(self._of[run] != NONE)
+        if not len(known):
+            return run
+        where = int(np.searchsorted(known, int(np.flatnonzero(run == block)[0])))
+        begin = int(known[where - 1]) + 1 if where else 0
+        return run[begin : int(known[where]) if where < len(known) else len(run)]
 
     def along(self, blocks: Rows) -> list[tuple[int, int]]:
         """Spans of blocks, tail to head: each once, with the first of its blocks that comes up, which is the deepest."""

@@ -102,3 +102,14 @@ def test_more_copies_than_two_are_known_too() -> None:
     spans.queue(span, (1, 2, 3))
     lower = spans.split(span, 4)
     assert spans.queued(lower) == spans.queued(span) == (1, 2, 3)
+
+
+def test_around_a_block_the_run_of_those_of_no_span_is_found() -> None:
+    tree, spans = grown()
+    tree.add_run(np.arange(12, dtype=np.int32), -1)
+    assert spans.unknown_run(5).tolist() == list(range(12))
+    spans.make(range(3, 6))
+    spans.make([9])
+    assert spans.unknown_run(0).tolist() == [0, 1, 2]
+    assert spans.unknown_run(7).tolist() == [6, 7, 8]
+    assert spans.unknown_run(11).tolist() == [10, 11]
