@@ -7,6 +7,7 @@ import click
 from kvstored.cli.output import FAILED, json_option, progress, show
 from kvstored.cli.params import SIZE
 from kvstored.cli.reach import Target, daemon_options
+from kvstored.core.bundles import DEFAULT, NAMES
 from kvstored.core.policies.named import POLICIES
 from kvstored.core.types import TierId
 from kvstored.sim.core import CoreModel
@@ -107,10 +108,10 @@ def _hints(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]
 @click.option("--offline", is_flag=True, help="On the pure core: no daemon, no bytes, no waiting.")
 @click.option(
     "--policy",
-    type=click.Choice(POLICIES),
-    default="lru",
+    type=click.Choice(NAMES),
+    default=DEFAULT,
     show_default=True,
-    help="Offline: the eviction policy.",
+    help="Offline: the eviction policy, a bundle of policy and signals or an order alone.",
 )
 @click.option(
     "--hints",

@@ -268,7 +268,8 @@ class Books(Tables):
 
     def hint(self, path: Rows, hint: Hint, now_s: float) -> None:
         """An engine says this of the request that used these blocks, head to tail."""
-        self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
+        if self.limits.hears_hints:
+            self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
 
     # ---- inside
 

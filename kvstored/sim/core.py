@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvstored.core.bundles import Signal, bundle_named
 from kvstored.core.calls import (
     CopyTask,
     FillStatus,
@@ -44,8 +45,8 @@ EVICTED = frozenset({Reason.WATERMARK, Reason.DEMAND})
 
 
 class CoreModel:
-    """One namespace in a catalog of its own. `capacity_blocks` by tier; None: DRAM without bound. `evictions`: tier and fingerprint of each
-    copy in the order in which they leave, where asked for."""
+    """One namespace in a catalog of its own. `policy`: of a bundle or of an order alone. `capacity_blocks` by tier; None: DRAM without bound.
+    `evictions`: tier and fingerprint of each copy in the order in which they leave, where asked for."""
 
     def __init__(
         self,
@@ -58,7 +59,11 @@ class CoreModel:
         blocks = capacity_blocks or {TierId.DRAM: INFINITE_BLOCKS}
         limits = [_exact(tier, units) for tier, units in sorted(blocks.items())]
         self._tiers = tuple(sorted(blocks))
-        self.catalog = Catalog(tiers=limits, policy=policy, limits=Limits(), epoch=1)
+        bundle = bundle_named(policy)
+        heard = Limits(
+            hears_hints=Signal.HINTS in bundle.signals, writes_back=Signal.DISK in bundle.signals
+        )
+        self.catalog = Catalog(tiers=limits, policy=bundle.policy, limits=heard, epoch=1)
         for tier in self._tiers:
             self.catalog.grow(tier, 0, INFINITE_BLOCKS)
         spec = trace_namespace(trace, UNIT_BYTES)
