@@ -27,7 +27,7 @@ from kvstored.core.calls import (
 )
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
-from kvstored.core.copying import Copying
+from kvstored.core.copying import Copying, targets_of
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import root
 from kvstored.core.namespace import Namespaces
@@ -70,6 +70,8 @@ class CoreModel:
         layout = Namespaces().open(spec, supersede=False).layout
         self.catalog.add_namespace(layout)
         self.evicted_blocks = 0
+        self.written_blocks = 0
+        """Copies that were made on NVMe."""
         self._evictions = evictions
         self._ns = layout.id
         self._keys = TraceKeys(root(layout.digest), layout.seed)
@@ -168,6 +170,8 @@ class CoreModel:
 
     def _carry(self, copying: Sequence[Copying], ts_s: float) -> None:
         for each in copying:
+            if each.target is TierId.NVME:
+                self.written_blocks += len(targets_of(each))
             if isinstance(each, CopyTask):
                 self._commit(each, ts_s)
             elif not self.catalog.carriage.commit_run(each, each.targets, ts_s):

@@ -52,6 +52,7 @@ class LeanModel:
         self.copies: Copies = _Copies()
         self.tree = PrefixTree()
         self.evicted_blocks = 0
+        self.written_blocks = 0
         self.policy = policy_named(policy, self)
         self._capacity_blocks = capacity_blocks
         self._block_tokens = block_tokens
