@@ -34,13 +34,10 @@ class _Slot:
 
 
 class Candidates:
-    """Of one tier and budget. `is_true(spell, row)`: whether an entry still says what is, and the copy may be evicted. `times`: of a row,
-    wherever it is, when its spell began and its last use."""
+    """Of one tier and budget. `times(spell, row)`: when the spell began and the last use; None where the entry does not say any more what
+    is, or the copy may not be evicted."""
 
-    def __init__(
-        self, is_true: Callable[[int, int], bool], times: Callable[[int], tuple[float, float]]
-    ) -> None:
-        self._is_true = is_true
+    def __init__(self, times: Callable[[int, int], tuple[float, float] | None]) -> None:
         self._times = times
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._by_place: list[_Slot] = []
@@ -91,7 +88,7 @@ class Candidates:
             slot = self._by_place[at >> 1]
             spell, row = slot.ages.pop_last() if at & 1 else slot.ages.pop_first()
             self._changed.add(slot)
-            if self._is_true(spell, row):
+            if self._times(spell, row) is not None:
                 return row
 
     def _worst(self, rates: Floats, now_s: float) -> int:
@@ -131,15 +128,18 @@ class Candidates:
 
     def _look(self, slot: _Slot) -> None:
         """What is at its ends now: one that may not leave would hide those behind it."""
-        at, ages, is_true = slot.at, slot.ages, self._is_true
-        while len(ages) and not is_true(*ages.first()):
+        at, ages, times_of = slot.at, slot.ages, self._times
+        oldest = newest = None
+        while len(ages) and (oldest := times_of(*ages.first())) is None:
             ages.pop_first()
-        while len(ages) and not is_true(*ages.last()):
+        while len(ages) > 1 and (newest := times_of(*ages.last())) is None:
             ages.pop_last()
-        self._is_empty[at : at + 2] = not len(ages)
-        if len(ages):
-            self._start_s[at], self._last_s[at] = self._times(ages.first()[1])
-            self._start_s[at + 1], self._last_s[at + 1] = self._times(ages.last()[1])
+        if oldest is None:
+            self._is_empty[at : at + 2] = True
+            return
+        self._is_empty[at : at + 2] = False
+        self._start_s[at], self._last_s[at] = oldest
+        self._start_s[at + 1], self._last_s[at + 1] = newest or oldest
 
     def _added(self, class_: int, weight: int) -> _Slot:
         slot = _Slot(class_, weight, 2 * len(self._by_place))
@@ -156,5 +156,5 @@ class Candidates:
 
     def _sweep(self, slot: _Slot) -> None:
         """Entries that are no more true would otherwise stay as long as they do not come up."""
-        slot.ages.keep(self._is_true)
+        slot.ages.keep(lambda spell, row: self._times(spell, row) is not None)
         slot.size_max = 2 * len(slot.ages) + _SLACK

@@ -165,18 +165,18 @@ class Composite:
         span = self._spans.of(self._ledger.copies.block.item(rows.item(0))) if len(rows) else NONE
         return span != NONE and now_s - self._spans.last_s[span] <= SAME_REQUEST_S
 
-    def _stored(self, blocks: list[int], now_s: float) -> None:
+    def _stored(self, at: Rows, now_s: float) -> None:
         """Blocks that are new here, though perhaps they come back: a path from its head, or many in any order."""
-        if not blocks:
+        if not len(at):
             return
         tree = self._ledger.tree
-        at = np.asarray(blocks, dtype=np.int32)
         above_of = tree.parent[at]
         is_path = len(at) == 1 or bool((above_of[1:] == at[:-1]).all())
         if not is_path:
             # runs of the tree, each from its head
             at = at[np.lexsort((tree.depth[at], tree.node[at]))]
-            blocks, above_of = at.tolist(), tree.parent[at]
+            above_of = tree.parent[at]
+        blocks = at.tolist()
         above = above_of.tolist()
         lows = self._ledger.fingerprints_of(at)[:, 0].tolist()
         self._hazard.blocks += len(blocks)
@@ -261,11 +261,11 @@ class Composite:
             if class_ != before:
                 self._rename(span, class_)
 
-    def _found(self, blocks: list[int], now_s: float) -> None:
+    def _found(self, blocks: Rows, now_s: float) -> None:
         """Blocks that were here before a restart: whole runs of the tree, cut only where their ages differ, as far as ages are told
         apart. Nothing was asked for."""
         tree, spans, last_s = self._ledger.tree, self._spans, self._ledger.blocks.last_s
-        for block in blocks:
+        for block in blocks.tolist():
             if spans.of(block) != NONE:
                 continue
             run = spans.unknown_run(block)

@@ -92,16 +92,11 @@ class Leaves:
             copies.flags.item(row) & QUEUED and self._spans.of(copies.block.item(row)) == span
         )
 
-    def _times(self, row: int) -> tuple[float, float]:
-        span = self._spans.of(self._ledger.copies.block.item(row))
-        return (0.0, 0.0) if span == NONE else (self._spans.start_s[span], self._spans.last_s[span])
-
     def _push(self, span: int, row: int) -> None:
         key = self._key(row)
         leaves = self._leaves.get(key)
         if leaves is None:
-            is_true = partial(self._is_true, key)
-            leaves = self._leaves[key] = Candidates(is_true, self._times)
+            leaves = self._leaves[key] = Candidates(partial(self._times, *key))
         spans = self._spans
         leaves.push(spans.class_[span], self._ledger.weight(row), spans.spell[span], row)
 
@@ -110,17 +105,17 @@ class Leaves:
         firsts = self._firsts.setdefault(self._key(row), [])
         heappush(firsts, (copies.rank.item(row), -depth.item(copies.block.item(row)), row))
 
-    def _is_true(self, key: Key, spell: int, row: int) -> bool:
+    def _times(self, tier: int, budget: int, spell: int, row: int) -> tuple[float, float] | None:
         copies, spans = self._ledger.copies, self._spans
-        if not copies.flags.item(row) & QUEUED or self._key(row) != key:
-            return False
+        if not copies.flags.item(row) & QUEUED or copies.tier.item(row) != tier:
+            return None
         span = spans.of(copies.block.item(row))
-        if span == NONE or spans.spell[span] != spell:
-            return False
+        if span == NONE or spans.spell[span] != spell or self._key(row)[1] != budget:
+            return None
         if self._ledger.is_evictable(row):
-            return True
+            return spans.start_s[span], spans.last_s[span]
         copies.flags[row] &= ~QUEUED & 0xFF  # it is offered again when it may go
-        return False
+        return None
 
     def _key(self, row: int) -> Key:
         copies = self._ledger.copies

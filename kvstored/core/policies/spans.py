@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Rows
+from kvstored.core.types import Rows, as_rows
 
 NONE = -1
 NO_GHOST = (1 << 64) - 1
@@ -60,9 +60,12 @@ class Spans:
         """-1 where it is of none."""
         return self._view[block] if 0 <= block < len(self._of) else NONE
 
-    def unknown(self, blocks: Rows) -> list[int]:
+    def unknown(self, blocks: Rows) -> Rows:
         """Those of no span, each once, in their order."""
-        return list(dict.fromkeys(blocks[self._of[blocks] == NONE].tolist()))
+        unknown: Rows = blocks[self._of[blocks] == NONE]
+        if len(unknown) < 2:
+            return unknown
+        return as_rows(list(dict.fromkeys(unknown.tolist())))
 
     def unknown_run(self, block: int) -> Rows:
         """The blocks of no span around this one in its run of the tree, from the top."""
@@ -156,7 +159,9 @@ class Spans:
                 self._free.append(span)
                 self.more.pop(span, None)
             start += count
-        if lost:
+        if sum(len(rows) for _, rows in lost) == total:
+            self._of[blocks] = NONE
+        else:
             self._of[blocks[blocks < len(self._of)]] = NONE
         return lost
 
