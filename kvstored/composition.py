@@ -9,6 +9,7 @@ from kvstored.clock import Clock
 from kvstored.codec.frame import Codec
 from kvstored.codec.planner import Goal
 from kvstored.config import Config
+from kvstored.core.bundles import Bundle, Signal, bundle_named
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
 from kvstored.core.types import UNIT_BYTES, TierId
@@ -94,7 +95,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     )
     catalog = Catalog(
         tiers=tier_limits(config, has_disk=disk is not None),
-        policy=config.policy,
+        policy=bundle_of(config).policy,
         limits=core_limits(config),
         epoch=epoch,
     )
@@ -136,6 +137,14 @@ def next_epoch(state_dir: Path, clock: Clock) -> int:
     return epoch
 
 
+def bundle_of(config: Config) -> Bundle:
+    """The configured one, with its switches."""
+    signals = config.signals
+    asked = {Signal.SINKS: signals.sinks, Signal.HINTS: signals.hints, Signal.DISK: signals.disk}
+    switches = {signal: switch == "on" for signal, switch in asked.items() if switch != "auto"}
+    return bundle_named(config.policy).switched(switches)
+
+
 def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
     dram = _tier_limits(config, TierId.DRAM, config.dram)
     if not has_disk:
@@ -148,20 +157,21 @@ def _tier_limits(
     config: Config, tier: TierId, section: sections.Dram | sections.Disk
 ) -> TierLimits:
     shares = config.limits
+    exempt = Signal.SINKS in bundle_of(config).signals
     return TierLimits(
         tier,
         section.capacity_bytes // UNIT_BYTES,
         high=section.high,
         low=section.low,
         checkpoint_share=shares.checkpoint_share,
-        sink_share=shares.sink_share,
+        sink_share=shares.sink_share if exempt else 0.0,
         lease_share=shares.lease_share,
         pin_share=shares.pin_share,
     )
 
 
 def core_limits(config: Config) -> Limits:
-    limits = config.limits
+    limits, signals = config.limits, bundle_of(config).signals
     return Limits(
         sessions_max=limits.sessions,
         leases_per_session_max=limits.leases_per_session,
@@ -170,6 +180,8 @@ def core_limits(config: Config) -> Limits:
         quarantine_s=limits.quarantine_s,
         checkpoint_ttl_s=limits.checkpoint_ttl_s,
         incomplete_ttl_s=limits.fill_ttl_s,
+        hears_hints=Signal.HINTS in signals,
+        writes_back=Signal.DISK in signals,
     )
 
 

@@ -18,14 +18,30 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from kvstored.errors import ConfigError
 from kvstored.fields import AnyPath, Endpoint, GrpcListen, Listen, Mode, SocketPath
-from kvstored.sections import BulkTls, Disk, Dram, Limits, Log, Section, key_of
+from kvstored.sections import BulkTls, Disk, Dram, Limits, Log, Section, Signals, key_of
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
 _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
 """Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
 
 
-PolicyName = Literal["composite", "lru", "lfu", "gdsf", "article"]
+PolicyName = Literal[
+    "combined",
+    "prefix-tree",
+    "tiered-lru",
+    "attention",
+    "speculative",
+    "discard",
+    "lru",
+    "composite",
+    "article",
+    "lfu",
+    "gdsf",
+    "s3fifo",
+    "arc",
+    "wa",
+]
+"""As in core/bundles.py: a test compares them."""
 
 
 class Config(Section):
@@ -47,8 +63,10 @@ class Config(Section):
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
     )
     policy: PolicyName = Field(
-        default="lru", description="which block is evicted first (docs/policies.md)"
+        default="combined",
+        description="which block is evicted first, and by which signals (docs/policies.md)",
     )
+    signals: Signals = Field(default=Signals(), description="single signals of the policy")
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")

@@ -97,6 +97,22 @@ class Disk(Section):
         return self
 
 
+Switch = Literal["auto", "on", "off"]
+
+
+class Signals(Section):
+    sinks: Switch = Field(
+        default="auto",
+        description="first blocks are exempt from eviction, up to limits.sink_share; auto: as the policy's bundle has it",
+    )
+    hints: Switch = Field(
+        default="auto", description="the policy hears what engines say of a request"
+    )
+    disk: Switch = Field(
+        default="auto", description="blocks are written to disk; else eviction drops them"
+    )
+
+
 class Limits(Section):
     fill_ttl_s: Duration = Field(
         default=30, ge=0.1, le=3600, description="life of a right to write"

@@ -47,6 +47,12 @@ def _inspect() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _advise() -> tuple[click.Command, ...]:
+    from kvstored.cli.advise import advise
+
+    return (advise,)
+
+
 def _data() -> tuple[click.Command, ...]:
     from kvstored.cli.data import COMMANDS
 
@@ -102,6 +108,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
     "Look inside": {
         **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
         "namespaces": _namespaces,
+        "advise": _advise,
     },
     "Blocks": {
         **dict.fromkeys(("match", "put", "get"), _data),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstored.core.asked import Asked
 from kvstored.core.calls import (
     Fingerprint,
     Freed,
@@ -54,6 +55,7 @@ class Books(Tables):
         self.waiting: deque[int] = deque()
         self.lifetimes = Lifetimes()
         self.policy: Policy = policy_named(policy, self)
+        self.asked = Asked(self)
 
     # ---- blocks
 
@@ -263,12 +265,14 @@ class Books(Tables):
         at = self.copies.as_they_leave(self.copies_of_many(blocks[::-1]))
         if event is TouchEvent.HIT:
             self._forgive(at)
+            self.asked.hit(blocks)
         self.policy.touch(at, event, now_s)
         self._wait_again(at[::-1])  # parents before children
 
     def hint(self, path: Rows, hint: Hint, now_s: float) -> None:
         """An engine says this of the request that used these blocks, head to tail."""
-        self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
+        if self.limits.hears_hints:
+            self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
 
     # ---- inside
 
@@ -301,6 +305,8 @@ class Books(Tables):
             self.lifetimes.watch(copy, due_s(self, copy, self.limits.checkpoint_ttl_s))
         if not was_readable and self.blocks.fast[block] != NOT_READABLE:
             self.block_returned(block)
+            if tier not in self.recovering:
+                self.asked.stored(as_rows([block]))
         if int(self.blocks.ns[block]) in self.retired:
             self.policy.first(as_rows([copy]))
         for other in self.copies_of(block):

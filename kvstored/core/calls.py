@@ -64,6 +64,8 @@ class TouchEvent(IntEnum):
     STORED = 0
     HIT = 1
     HINT = 2
+    FOUND = 3
+    """At start, from before it; when it was used last is in the column of its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class TierLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the books, all in counts or seconds."""
+    """Bounds of the books, in counts or seconds, and what they do not do."""
 
     sessions_max: int = 4096
     fills_per_session_max: int = 65536
@@ -105,6 +107,10 @@ class Limits:
     checkpoint_ttl_s: float = 600.0
     incomplete_ttl_s: float = 60.0
     history_max: int = 65536
+    hears_hints: bool = True
+    """Policies are told what engines say of a request."""
+    writes_back: bool = True
+    """What is in memory is copied to NVMe; else eviction drops it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,14 @@ QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING, TARGET = 1, 2, 4, 8, 1
 checked; in space where a late writer may live; waits for write-back; is being carried here from another tier."""
 
 
+Defaults = dict[str, tuple[type[np.generic], int]]
+"""Type and default of a column by its name."""
+
+
 class Table:
     """Rows by number; `top` is one past the highest row ever used."""
 
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]]
+    defaults: ClassVar[Defaults]
 
     def __init__(self) -> None:
         self.top = 0
@@ -99,7 +103,7 @@ class Blocks(Table):
     fast: NDArray[np.uint8]
     tiers: NDArray[np.uint8]
     generation: NDArray[np.uint64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    defaults: ClassVar[Defaults] = {
         "ns": (np.int32, -1),
         "first_copy": (np.int32, -1),
         "holds": (np.int32, 0),
@@ -131,7 +135,7 @@ class Copies(Table):
     units: NDArray[np.uint32]
     have: NDArray[np.uint32]
     rank: NDArray[np.int64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    defaults: ClassVar[Defaults] = {
         "block": (np.int32, -1),
         "next": (np.int32, -1),
         "tier": (np.uint8, 0),
@@ -170,7 +174,7 @@ class Pieces(Table):
     units: NDArray[np.uint32]
     length: NDArray[np.uint32]
     checksum: NDArray[np.uint64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    defaults: ClassVar[Defaults] = {
         "copy": (np.int32, -1),
         "next": (np.int32, -1),
         "group": (np.uint8, 0),

@@ -150,8 +150,7 @@ class Recovery:
         if not len(rows):
             return
         at = copies.block[rows]
-        last_s = float(books.blocks.last_s[at[-1]])
-        books.policy.touch(rows, TouchEvent.STORED, min(last_s, now_s))
+        books.policy.touch(rows, TouchEvent.FOUND, now_s)
         if books.retired:
             books.policy.first(rows[np.isin(books.blocks.ns[at], list(books.retired))])
         books.consider_blocks(np.unique(at))

@@ -64,7 +64,8 @@ class WriteBack:
         """Copies to carry to NVMe, oldest first. While the disk has room every block is admitted, later only
         those that were hit; `everything` admits all."""
         books = self._books
-        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
+        has_disk = TierId.NVME in books.space.books and TierId.NVME not in books.recovering
+        if not has_disk or not books.limits.writes_back:
             return []
         refusals_max = len(books.waiting) + 1 if everything else REFUSALS_MAX
         round_ = _Round(bytes_max, everything, refusals_max, now_s, [], [])

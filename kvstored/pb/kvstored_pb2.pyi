@@ -864,7 +864,7 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "daemon_pid", "keeper_pid", "front_pid", "epoch", "uptime_s", "state", "tiers", "blocks", "tree_nodes", "sessions", "leases", "fills", "pins", "requests", "recovering", "counters", "policy")
+    __slots__ = ("version", "daemon_pid", "keeper_pid", "front_pid", "epoch", "uptime_s", "state", "tiers", "blocks", "tree_nodes", "sessions", "leases", "fills", "pins", "requests", "recovering", "counters", "policy", "what_if")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -890,6 +890,7 @@ class StatResponse(_message.Message):
     RECOVERING_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    WHAT_IF_FIELD_NUMBER: _ClassVar[int]
     version: str
     daemon_pid: int
     keeper_pid: int
@@ -908,7 +909,32 @@ class StatResponse(_message.Message):
     recovering: bool
     counters: _containers.ScalarMap[str, float]
     policy: str
-    def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ...) -> None: ...
+    what_if: WhatIf
+    def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ..., what_if: _Optional[_Union[WhatIf, _Mapping]] = ...) -> None: ...
+
+class WhatIf(_message.Message):
+    __slots__ = ("span_s", "blocks", "flops", "sampled_share", "points")
+    SPAN_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    span_s: float
+    blocks: float
+    flops: float
+    sampled_share: float
+    points: _containers.RepeatedCompositeFieldContainer[CurvePoint]
+    def __init__(self, span_s: _Optional[float] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ..., sampled_share: _Optional[float] = ..., points: _Optional[_Iterable[_Union[CurvePoint, _Mapping]]] = ...) -> None: ...
+
+class CurvePoint(_message.Message):
+    __slots__ = ("capacity_bytes", "blocks", "flops")
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    blocks: float
+    flops: float
+    def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
     __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups")

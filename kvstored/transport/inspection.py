@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvstored import __version__
 from kvstored.core.calls import Reason
+from kvstored.core.curve import Curve
 from kvstored.core.types import UNIT_BYTES, Fingerprints, KeyBatch, Layout, NamespaceId, TierId
 from kvstored.core.views import Holding, TierUse
 from kvstored.errors import InvalidArgument
@@ -44,6 +45,19 @@ class Surroundings:
     uptime_s: Callable[[], float]
     tier_facts: Callable[[TierId], TierFacts]
     broken: Mapping[TierId, int]
+
+
+def _what_if(curve: Curve) -> pb.WhatIf:
+    return pb.WhatIf(
+        span_s=curve.span_s,
+        blocks=curve.blocks,
+        flops=curve.flops,
+        sampled_share=curve.sampled_share,
+        points=[
+            pb.CurvePoint(capacity_bytes=round(units * UNIT_BYTES), blocks=blocks, flops=flops)
+            for units, blocks, flops in curve.points()
+        ],
+    )
 
 
 class Inspection:
@@ -103,6 +117,7 @@ class Inspection:
             recovering=bool(shell.catalog.recovering),
             counters={_counter(name): float(count) for name, count in shell.counts.items()},
             policy=self._around.policy,
+            what_if=_what_if(shell.catalog.books.asked.curve),
         )
 
     def _tier_message(self, use: TierUse, caller: Caller) -> pb.TierStat:
