@@ -287,6 +287,7 @@ class Namespace(NamespaceCalls):
             request_id=said.request_id,
             ends_path=said.ends_path,
             hint=hint_message(said.hint),
+            content_keys=b"".join(keys.content_keys),
         )
 
     def _acquire(

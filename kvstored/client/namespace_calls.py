@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
-from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
+from kvstored.client.keys import ExtraKeys, Keys, checked, token_keys
 from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
 from kvstored.core.hints import NO_HINT, Hint
-from kvstored.core.keys import Tokens, block_keys, root
+from kvstored.core.keys import Tokens
 from kvstored.core.types import Match
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -32,11 +32,7 @@ class NamespaceCalls:
 
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
-        made = block_keys(
-            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
-        )
-        last_valid_tokens = len(tokens) % self.spec.block_tokens
-        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
+        return token_keys(self.digest, tokens, self.spec.block_tokens, extra_keys)
 
     def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
         with self._link(timeout_s) as link:

@@ -135,6 +135,8 @@ class Reserve:
     ttl_s: float
     request_id: bytes = b""
     hint: Hint = NO_HINT
+    contents: NDArray[np.uint64] | None = None
+    """Fingerprints of the keys' content keys, 0 for none."""
 
 
 class GrantedPiece(NamedTuple):
@@ -178,19 +180,30 @@ class Acquire:
     """Whether copies that are only in slower tiers are brought up."""
 
 
+class Base(NamedTuple):
+    """A piece on NVMe that another one may refer to (group, shard and length are the same), by its block's fingerprint."""
+
+    fingerprint: Fingerprint
+    place: Place
+
+
 @dataclass(frozen=True, slots=True)
 class PieceMove:
+    """`base`: what it may be stored against; it is kept until the task has ended, and longer if it was."""
+
     group: int
     shard: int
     length: int
     checksum: int
     source: Place
     target: Place
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy."""
+    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy.
+    `content`: fingerprint of the block's content key, 0 where it has none."""
 
     id: int
     ns: NamespaceId
@@ -207,14 +220,16 @@ class CopyTask:
     hits: int
     heat: Heat
     generation: int
+    content: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one."""
+    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one. `refers`: to the move's base."""
 
     place: Place
     checksum: int
+    refers: bool = False
 
 
 class ReadPiece(NamedTuple):
@@ -333,6 +348,8 @@ class Recovered:
     heat: Heat
     last_s: float
     leased: bool
+    content: int = 0
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)

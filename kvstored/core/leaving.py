@@ -236,8 +236,10 @@ def drop_leaf(books: Books, copy: int, reason: Reason, now_s: float) -> bool:
     pieces.give(piece)
     copies.give(copy)
     blocks.first_copy[block] = -1
+    books.space.frames.forget(copy)
     token = books.space.give(tier, (place,))
     books.effects.append(Freed(tier, ns, fingerprint, (row,), reason, token, units))
+    books.consider_loosened()
     parent = int(tree.parent[block])
     above = books.copy_in(parent, tier, part) if parent >= 0 else -1
     if above >= 0:

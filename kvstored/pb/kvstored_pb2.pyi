@@ -412,7 +412,7 @@ class Hint(_message.Message):
     def __init__(self, follow_up: _Optional[_Union[FollowUp, str]] = ..., output_tokens: _Optional[int] = ..., session: _Optional[str] = ..., category: _Optional[str] = ..., priority: _Optional[int] = ..., retention_s: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint", "content_keys")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +424,7 @@ class ReserveRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_PATH_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -435,7 +436,8 @@ class ReserveRequest(_message.Message):
     request_id: bytes
     ends_path: bool
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    content_keys: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., content_keys: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("status", "fills", "extent_counts", "extents", "sizes")
@@ -937,7 +939,7 @@ class CurvePoint(_message.Message):
     def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "kept_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -954,6 +956,7 @@ class TierStat(_message.Message):
     CODEC_RATIO_FIELD_NUMBER: _ClassVar[int]
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -970,21 +973,26 @@ class TierStat(_message.Message):
     codec_ratio: float
     aside_bytes: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ...) -> None: ...
+    kept_bytes: int
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
-    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes")
+    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     group: str
     plan: str
     plain_bytes: int
     stored_bytes: int
-    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    p_plain_bytes: int
+    p_stored_bytes: int
+    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., p_plain_bytes: _Optional[int] = ..., p_stored_bytes: _Optional[int] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

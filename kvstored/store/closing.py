@@ -104,7 +104,7 @@ class Closing:
             arena.mark_ready([(m.target, m.checksum) for m in task.moves])
             stored = [StoredPiece(m.target, m.checksum) for m in task.moves]
         else:
-            stored = [StoredPiece(r.place, r.checksum) for r in records]
+            stored = [StoredPiece(r.place, r.checksum, r.base is not None) for r in records]
             shell.counts["stored_bytes", ""] += sum(r.stored_length for r in records)
         shell.catalog.commit_copy(task.id, stored, shell.now_s())
         shell.apply(moved=records[0])
@@ -145,6 +145,8 @@ def _arena_records(task: CopyTask, records: Sequence[Record]) -> list[Record]:
             stored_length=record.length,
             stored_checksum=record.checksum,
             codec=0,
+            content=0,
+            base=None,
             generation=task.generation,
             heat=int(task.heat),
             hits=task.hits,

@@ -173,6 +173,8 @@ class Puts:
         shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s), checksums)
         if not shell.unsettled:
             shell.unsettled.append(self._put_together)
+        if call.contents is not None:
+            shell.unsettled.append(lambda: shell.behind.tell_contents(call))
         self._count_put(many.length, len(many))
         return True
 
@@ -209,6 +211,7 @@ class Puts:
         shell = self._shell
         now_s = shell.now_s()
         reserved = reserve(now_s)
+        self._catalog.tell_contents(call)
         shell.apply()  # records of what was evicted for this are free before they are written anew
         records: list[Record] = []
         ttl_s = min(call.ttl_s, self._catalog.books.limits.fill_ttl_max_s)

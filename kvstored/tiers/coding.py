@@ -10,39 +10,43 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstored.codec import blocks, frame, planner
+from kvstored.codec.blocks import Known
 from kvstored.codec.elements import Bytes, element_of
 from kvstored.codec.frame import Codec
 from kvstored.codec.plan import Plan
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
+from kvstored.core.frames import SMALLEST_BYTES
 from kvstored.core.types import UNIT_BYTES, GroupKind, GroupSpec, Layout, NamespaceSpec
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 from kvstored.tiers.record import Record
 
-_SMALLEST_BYTES = 64 << 10
-"""Of a piece that is tried: a frame costs a quarter of a millisecond beside its bytes, and smaller pieces move by the thousand as runs."""
 _REPLAN_AT = frozenset((64, 4096, 262_144))
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`checksum`: xxh3-64 of the stored bytes."""
+    """`checksum`: xxh3-64 of the stored bytes. `refers`: a P frame."""
 
     codec: Codec
     stored: Views
     checksum: int
+    refers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCoding:
-    """What is known of one group of a namespace: its plan, and bytes before and after it since the start. `plan` is empty until a full block came."""
+    """What is known of one group of a namespace: its plan, and bytes before and after it since the start, all and of P frames alone. `plan` is empty until
+    a full block came."""
 
     digest: bytes
     group: str
     plan: str
     plain_bytes: int
     stored_bytes: int
+    p_plain_bytes: int
+    p_stored_bytes: int
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class _Group:
     full_blocks: int = 0
     plain_bytes: int = 0
     stored_bytes: int = 0
+    p_plain_bytes: int = 0
+    p_stored_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -98,20 +104,24 @@ class Coding:
         if self._codec is not Codec.FRAME:
             return self._codec is Codec.ZSTD
         known = self._groups.get((digest, group))
-        if known is None or length < _SMALLEST_BYTES:
+        if known is None or length < SMALLEST_BYTES:
             return False
         return known.plan is None or not known.plan.is_raw
 
-    def encoded(self, record: Record, source: Views) -> Encoded:
-        """`source` is the piece that `record` describes, whose checksum was compared; the result lives as long as `source`."""
+    def encoded(self, record: Record, source: Views, reference: Known | None = None) -> Encoded:
+        """`source` is the piece that `record` describes, whose checksum was compared; the result lives as long as `source`.
+
+        `reference`: a piece that may be like it; a P frame against it where a sample says so.
+        """
         packed: Bytes | None = None
+        refers = False
         if self._codec is Codec.ZSTD:
             packed = frame.compressed(source, self._level)
-        elif self._codec is Codec.FRAME and record.length >= _SMALLEST_BYTES:
-            packed = self._framed(record, source)
+        elif self._codec is Codec.FRAME and record.length >= SMALLEST_BYTES:
+            packed, refers = self._framed(record, source, reference)
         if packed is None or units_of(len(packed)) >= units_of(record.length):
             return Encoded(Codec.RAW, source, record.checksum)
-        return Encoded(self._codec, [packed], memory.hash_of([packed]))
+        return Encoded(self._codec, [packed], memory.hash_of([packed]), refers)
 
     def shown(self) -> tuple[GroupCoding, ...]:
         with self._lock:
@@ -122,18 +132,24 @@ class Coding:
                     str(known.plan) if known.plan is not None else "",
                     known.plain_bytes,
                     known.stored_bytes,
+                    known.p_plain_bytes,
+                    known.p_stored_bytes,
                 )
                 for (digest, _), known in self._groups.items()
             )
 
-    def _framed(self, record: Record, source: Views) -> Bytes | None:
-        """None where the group's plan is raw or not made yet, and this is no full block to make it of."""
+    def _framed(
+        self, record: Record, source: Views, reference: Known | None
+    ) -> tuple[Bytes | None, bool]:
+        """A frame, and whether it refers to the reference. None where the group's plan is raw or not made yet, and this is no full block to make
+        it of."""
         known = self._groups.get((record.digest, record.group))
         if known is None:
-            return None
+            return None, False
         is_due = self._counted(known, record.length)
-        if not is_due and (known.plan is None or known.plan.is_raw):
-            return None
+        is_raw = known.plan is None or (known.plan.is_raw and reference is None)
+        if not is_due and is_raw:
+            return None, False
         plain = joined(source)
         if is_due:  # two threads may both plan: either plan will do
             known.plan = planner.plan_for(
@@ -144,16 +160,23 @@ class Coding:
                 context_tokens=(record.depth + 1) * known.namespace.block_tokens,
                 delta_min_context_tokens=self._delta_min_context_tokens,
             )
-        plan = known.plan
-        if plan is None or plan.is_raw:
-            return None
-        plan = plan.for_share(len(plain), known.spec.bytes_per_block)
-        out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan))
-        packed = out[: blocks.encode_into(out, plain, plan)]
+        if known.plan is None:
+            return None, False
+        plan = known.plan.for_share(len(plain), known.spec.bytes_per_block)
+        near = [reference] if reference and planner.is_near(plain, reference.plain, plan) else []
+        if plan.is_raw and not near:
+            return None, False
+        out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan, len(near)))
+        packed = out[: blocks.encode_into(out, plain, plan, near)]
+        self._note(known, len(plain), min(len(packed), len(plain)), is_p=bool(near))
+        return packed, bool(near)
+
+    def _note(self, known: _Group, plain_bytes: int, stored_bytes: int, *, is_p: bool) -> None:
         with self._lock:
-            known.plain_bytes += len(plain)
-            known.stored_bytes += min(len(packed), len(plain))
-        return packed
+            known.plain_bytes += plain_bytes
+            known.stored_bytes += stored_bytes
+            known.p_plain_bytes += plain_bytes * is_p
+            known.p_stored_bytes += stored_bytes * is_p
 
     def _counted(self, known: _Group, length: int) -> bool:
         """Whether a plan is to be made of this piece."""
