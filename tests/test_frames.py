@@ -110,9 +110,13 @@ def test_the_same_text_of_another_user_takes_a_third_and_is_read_exactly(
         (group,) = nvme(client).groups
         assert group.p_plain_bytes == BLOCKS * BLOCK_BYTES
         assert nvme(client).used_bytes - alone_bytes < alone_bytes * 0.52
+        assert group.encode_s > 0
         from_disk(keeper, client)
         check(namespace, b, "b")
         check(namespace, a, "a")
+        (group,) = nvme(client).groups
+        assert group.decoded_bytes == 2 * BLOCKS * BLOCK_BYTES
+        assert group.decode_s > 0
 
 
 def test_it_outlives_the_block_that_it_refers_to_and_a_kill(keeper: TinyKeeper) -> None:

@@ -977,7 +977,7 @@ class TierStat(_message.Message):
     def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
-    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes")
+    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes", "encode_s", "decoded_bytes", "decode_s")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -985,6 +985,9 @@ class GroupCodec(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     P_PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     P_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     group: str
     plan: str
@@ -992,7 +995,10 @@ class GroupCodec(_message.Message):
     stored_bytes: int
     p_plain_bytes: int
     p_stored_bytes: int
-    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., p_plain_bytes: _Optional[int] = ..., p_stored_bytes: _Optional[int] = ...) -> None: ...
+    encode_s: float
+    decoded_bytes: int
+    decode_s: float
+    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., p_plain_bytes: _Optional[int] = ..., p_stored_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decoded_bytes: _Optional[int] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

@@ -5,6 +5,7 @@ like the rest. Called from the lanes' threads.
 """
 
 import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +38,8 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class GroupCoding:
-    """What is known of one group of a namespace: its plan, and bytes before and after it since the start, all and of P frames alone. `plan` is empty until
-    a full block came."""
+    """What is known of one group of a namespace: its plan, and bytes before and after it since the start, all and of P frames alone; what was decoded,
+    and the seconds of a thread's CPU that both took. `plan` is empty until a full block came."""
 
     digest: bytes
     group: str
@@ -47,6 +48,9 @@ class GroupCoding:
     stored_bytes: int
     p_plain_bytes: int
     p_stored_bytes: int
+    encode_s: float
+    decoded_bytes: int
+    decode_s: float
 
 
 @dataclass(slots=True)
@@ -59,6 +63,9 @@ class _Group:
     stored_bytes: int = 0
     p_plain_bytes: int = 0
     p_stored_bytes: int = 0
+    encode_s: float = 0.0
+    decoded_bytes: int = 0
+    decode_s: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -134,9 +141,20 @@ class Coding:
                     known.stored_bytes,
                     known.p_plain_bytes,
                     known.p_stored_bytes,
+                    known.encode_s,
+                    known.decoded_bytes,
+                    known.decode_s,
                 )
                 for (digest, _), known in self._groups.items()
             )
+
+    def decoded(self, record: Record, decode_s: float) -> None:
+        """A piece was read, and its frame (and what it refers to) took so much CPU."""
+        known = self._groups.get((record.digest, record.group))
+        if known is not None:
+            with self._lock:
+                known.decoded_bytes += record.length
+                known.decode_s += decode_s
 
     def _framed(
         self, record: Record, source: Views, reference: Known | None
@@ -166,13 +184,18 @@ class Coding:
         near = [reference] if reference and planner.is_near(plain, reference.plain, plan) else []
         if plan.is_raw and not near:
             return None, False
+        begun_s = time.thread_time()
         out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan, len(near)))
         packed = out[: blocks.encode_into(out, plain, plan, near)]
-        self._note(known, len(plain), min(len(packed), len(plain)), is_p=bool(near))
+        took_s = time.thread_time() - begun_s
+        self._note(known, len(plain), min(len(packed), len(plain)), took_s, is_p=bool(near))
         return packed, bool(near)
 
-    def _note(self, known: _Group, plain_bytes: int, stored_bytes: int, *, is_p: bool) -> None:
+    def _note(
+        self, known: _Group, plain_bytes: int, stored_bytes: int, took_s: float, *, is_p: bool
+    ) -> None:
         with self._lock:
+            known.encode_s += took_s
             known.plain_bytes += plain_bytes
             known.stored_bytes += stored_bytes
             known.p_plain_bytes += plain_bytes * is_p

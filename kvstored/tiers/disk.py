@@ -109,7 +109,7 @@ class Disk:
                 self._slabs.close()
                 raise
             self._runs = DiskRuns(self._env, self._slabs, self._failed, self._pause)
-            self._reads = DiskReads(self._env, self._slabs)
+            self._reads = DiskReads(self._env, self._slabs, self.coding.decoded)
         except OSError as error:
             raise slabs.translated(error, f"cannot open the disk tier: {directory=!s}") from error
 

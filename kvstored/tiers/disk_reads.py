@@ -1,7 +1,8 @@
 """Bytes of single pieces on their way out of the slabs: read, checked, decoded, and for P frames what they refer to as well."""
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,9 +35,14 @@ class _Coming:
 
 
 class DiskReads:
-    def __init__(self, env: RecordEnv, slabs_: Slabs) -> None:
+    """`decoded` is told what each frame took of a thread's CPU."""
+
+    def __init__(
+        self, env: RecordEnv, slabs_: Slabs, decoded: Callable[[Record, float], None]
+    ) -> None:
         self._env = env
         self._slabs = slabs_
+        self._decoded = decoded
 
     def fill(
         self, window: Sequence[int], items: Items, outcomes: list[Record | KvstoredError]
@@ -60,7 +66,17 @@ class DiskReads:
                 if moved.error is not None:
                     outcomes[i] = slabs.translated(moved.error, "slab cannot be read:")
                 elif not missing[i] and isinstance(outcomes[i], Record):
-                    outcomes[i] = _finished(staging.pop(i), items[i][2])
+                    outcomes[i] = self._finished(staging.pop(i), items[i][2])
+
+    def _finished(self, coming: _Coming, target: Views) -> Record | Corrupt:
+        begun_s = time.thread_time()
+        try:
+            _finish_read(coming, target)
+        except Corrupt as error:
+            return error
+        if coming.record.codec != Codec.RAW:
+            self._decoded(coming.record, time.thread_time() - begun_s)
+        return coming.record
 
     def base(self, record: Record) -> tuple[Base, Bytes] | None:
         """The piece that `record` may be stored against, with its plain bytes; None where it is not there any more, or not sound."""
@@ -118,14 +134,6 @@ def _jobs(i: int, coming: _Coming) -> list[Job]:
             i, coming.base.aligned, layout.trimmed(base.place, base.stored_length)
         )
     return jobs
-
-
-def _finished(coming: _Coming, target: Views) -> Record | Corrupt:
-    try:
-        _finish_read(coming, target)
-    except Corrupt as error:
-        return error
-    return coming.record
 
 
 def _finish_read(coming: _Coming, target: Views) -> None:

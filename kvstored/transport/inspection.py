@@ -157,9 +157,12 @@ class Inspection:
                 stored_bytes=each.stored_bytes,
                 p_plain_bytes=each.p_plain_bytes,
                 p_stored_bytes=each.p_stored_bytes,
+                encode_s=each.encode_s,
+                decoded_bytes=each.decoded_bytes,
+                decode_s=each.decode_s,
             )
             for each in shell.tiers.coding.shown()
-            if each.digest in digests and each.plan
+            if each.digest in digests and (each.plan or each.decoded_bytes)
         ]
 
     async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:
