@@ -136,20 +136,30 @@ def _replayed(
             _written(client)
         stored = _nvme(client).used_bytes
         write_cpu_s = _cpu_s(daemon) - begun_s
-        daemon.restart()
+        _restart(daemon, client)
         begun_s, begun = _cpu_s(daemon), time.perf_counter()
         _check(namespace, keys, prompts)
         read_s, read_cpu_s = time.perf_counter() - begun, _cpu_s(daemon) - begun_s
         namespace.remove(keys[0])
-        daemon.restart()
+        _restart(daemon, client)
         _check(namespace, keys[1:], prompts[1:])
         return Cost(stored, write_cpu_s, read_cpu_s, read_s)
 
 
+def _restart(daemon: Daemon, client: Client) -> None:
+    """Memory is gone, and what is on NVMe is known again."""
+    daemon.restart()
+    ends_s = time.perf_counter() + WAIT_S
+    while client.call("Stat", pb.StatRequest(), pb.StatResponse).recovering:
+        assert time.perf_counter() < ends_s, "recovery takes too long"
+        time.sleep(0.02)
+
+
 def _check(namespace: Namespace, keys: list[Keys], prompts: list[Prompt]) -> None:
     for mine, prompt in zip(keys, prompts, strict=True):
-        for found, block in zip(namespace.get(mine).blocks, prompt.blocks, strict=True):
-            assert found is not None, "a block is missing"
+        got = namespace.get(mine, load_deadline_s=WAIT_S, timeout_s=WAIT_S)
+        for found, block in zip(got.blocks, prompt.blocks, strict=True):
+            assert found is not None, f"a block is missing: reason={got.miss_reason}"
             assert np.array_equal(found[0], block), "a block is not what was put"
 
 

@@ -175,6 +175,16 @@ def test_a_reference_that_is_damaged_is_a_miss(keeper: TinyKeeper, folder: Path)
         assert namespace.match(b).hit_blocks < BLOCKS
 
 
+def test_a_codec_without_frames_does_not_refer(folder: Path) -> None:
+    with kept(folder, **{"disk.codec": "raw"}) as keeper, Client(keeper.address) as client:
+        namespace = client.open_namespace(KV_SPEC)
+        keys = [put(namespace, user, variant) for user, variant in enumerate(VARIANTS)]
+        from_disk(keeper, client)
+        assert nvme(client).used_bytes == 2 * BLOCKS * BLOCK_BYTES
+        for mine, variant in zip(keys, VARIANTS, strict=True):
+            check(namespace, mine, variant)
+
+
 @pytest.mark.parametrize("extra", [["salt"], []])
 def test_other_salts_and_namespaces_are_never_referred_to(
     keeper: TinyKeeper, extra: list[str]

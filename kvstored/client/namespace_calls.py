@@ -34,13 +34,14 @@ class NamespaceCalls:
         """
         return token_keys(self.digest, tokens, self.spec.block_tokens, extra_keys)
 
-    def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
+    def match(self, keys: Keys, *, exact: bool = False, timeout_s: float | None = None) -> Match:
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
+                exact=exact,
             )
             answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
         hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
@@ -51,6 +52,7 @@ class NamespaceCalls:
             replay_tokens=answer.replay_tokens,
             tier_blocks=(hbm, dram, nvme, remote),
             miss_reason=answer.miss_reason,
+            lossy_blocks=answer.lossy_blocks,
         )
 
     def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:

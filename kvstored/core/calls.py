@@ -55,6 +55,7 @@ class Reason(StrEnum):
     INCOMPLETE = "incomplete"
     RECOVERING = "recovering"
     WRONG_NAMESPACE = "wrong-namespace"
+    LOSSY = "lossy"
     NO_SPACE = "no-space"
     IO_ERROR = "io-error"
     UNKNOWN = "unknown"
@@ -178,6 +179,8 @@ class Acquire:
     ttl_s: float
     load: bool = True
     """Whether copies that are only in slower tiers are brought up."""
+    exact: bool = False
+    """Whether blocks that are not what was put are misses."""
 
 
 class Base(NamedTuple):
@@ -225,11 +228,13 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one. `refers`: to the move's base."""
+    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one. `refers`: to the move's base. `lossy`: what
+    lies there decodes to is not what was put; `checksum` is of that."""
 
     place: Place
     checksum: int
     refers: bool = False
+    lossy: bool = False
 
 
 class ReadPiece(NamedTuple):
@@ -258,6 +263,7 @@ class ReadBlock:
     unverified: bool
     must_verify: bool
     reason: Reason
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +356,7 @@ class Recovered:
     leased: bool
     content: int = 0
     base: Base | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

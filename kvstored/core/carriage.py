@@ -19,7 +19,7 @@ from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
 from kvstored.core.policies.base import budget_of
-from kvstored.core.referring import keep_references, not_written, referring
+from kvstored.core.referring import keep_references, not_written, note_lossy, referring
 from kvstored.core.space import units_of
 from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId, as_rows
 from kvstored.errors import InvalidArgument
@@ -246,6 +246,7 @@ class Carriage:
             # also of one that is given back: its record names this place
             books.trim_piece(row, kept.place)
         keep_references(books, task, stored)
+        note_lossy(books, task, stored)
         if books.copies.state[copy] == DOOMED:
             books.free_if_unused(copy)
         else:

@@ -128,8 +128,16 @@ class Catalog:
 
     # ---- reading
 
-    def match(self, ns: NamespaceId, keys: KeyBatch, last_valid_tokens: int, now_s: float) -> Match:
-        return self.looking.match(ns, keys)
+    def match(
+        self,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        last_valid_tokens: int,
+        now_s: float,
+        *,
+        exact: bool = False,
+    ) -> Match:
+        return self.looking.match(ns, keys, exact=exact)
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch

@@ -32,9 +32,11 @@ class _Base:
 
 
 class Frames:
-    """Of the NVMe tier. `orphaned_units`: of extents that are kept for what refers to them alone."""
+    """Of the NVMe tier. `orphaned_units`: of extents that are kept for what refers to them alone. `lossy`: copies, in memory too, whose bytes are
+    near what was put and not equal."""
 
     def __init__(self) -> None:
+        self.lossy: set[int] = set()
         self.orphaned_units = 0
         self._bases: dict[Head, _Base] = {}
         self._base_of: dict[Head, Head] = {}
@@ -71,6 +73,7 @@ class Frames:
 
     def forget(self, copy: int) -> None:
         """The copy is unlinked from its block: it stands for nothing."""
+        self.lossy.discard(copy)
         content = self._contents.pop(copy, None)
         if content is not None:
             del self._anchors[content]

@@ -164,6 +164,7 @@ def _give_up(books: Books, run: Rows, fingerprints: Fingerprints, reason: Reason
     book.copies -= len(run)
     pieces.give_many(at)
     copies.give_many(run)
+    books.space.frames.lossy.difference_update(run.tolist())
     books.space.give_memory(tier, places)
     books.effects.append(FreedMany(tier, ns, fingerprints, places, reason))
 

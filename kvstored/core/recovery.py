@@ -193,6 +193,8 @@ class Recovery:
         if is_orphan:
             books.space.frames.adopt(piece.place, copy)
         books.piece_ready(row, piece.checksum, piece.last_s)
+        if piece.lossy:
+            books.space.frames.lossy.add(copy)
         if tier is TierId.NVME:
             found_again(books, copy)
         if piece.leased and not books.copies.readers[copy]:

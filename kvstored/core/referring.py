@@ -65,6 +65,22 @@ def keep_references(books: Books, task: CopyTask, stored: Sequence[StoredPiece])
     books.space.frames.settle(content, copy, is_alone=is_alone and bool(is_there))
 
 
+def note_lossy(books: Books, task: CopyTask, stored: Sequence[StoredPiece]) -> None:
+    """A copy is not exact if a piece of it was stored so, or if it was made of one that is not."""
+    lossy, copy = books.space.frames.lossy, task.target_copy
+    is_lossy = task.source_copy in lossy or any(kept.lossy for kept in stored)
+    if is_lossy and books.copies.block[copy] >= 0:
+        lossy.add(copy)
+
+
+def is_lossy(books: Books, block: int) -> bool:
+    """Whether what is read of a block is not what was put."""
+    lossy = books.space.frames.lossy
+    if not lossy:
+        return False
+    return any(books.fastest_copy(block, part) in lossy for part in books.needed_parts(block))
+
+
 def not_written(books: Books, task: CopyTask) -> None:
     """The task failed; its references end with its copy."""
     if task.content:

@@ -22,6 +22,7 @@ from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
 from kvstored.tiers.record import Base as StoredBase
 from kvstored.tiers.record import Records, State
+from kvstored.tiers.values import LOSSY
 
 SLICE_RECORDS, SLICE_RECORDS_MIN = 512, 16
 """Records that the loop takes up in one turn: 3 ms of 512, but 40 ms where they join long chains."""
@@ -156,6 +157,7 @@ class Recovery:
             return kept
         catalog, now_s = self._shell.catalog, self._shell.now_s()
         is_plain = (mine.counts == 1) & ~np.isin(mine.number, list(mine.bases))
+        is_plain &= mine.records["flags"] & LOSSY == 0
         if is_plain.any():
             columns = columns_of(mine if is_plain.all() else mine.rows(is_plain))
             kept[is_plain] = catalog.recovery.recover_many(tier, layout.id, columns, now_s)
@@ -256,6 +258,7 @@ def pieces_of(part: Slice) -> list[Recovered]:
             leased=bool(record["leased"]),
             content=int(record["content"]),
             base=part.base(i),
+            lossy=bool(record["flags"] & LOSSY),
         )
         for i, record in enumerate(part.records)
     ]

@@ -6,34 +6,39 @@ like the rest. Called from the lanes' threads.
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvstored.codec import blocks, frame, planner
+from kvstored.codec import blocks, frame, header, planner
 from kvstored.codec.blocks import Known
-from kvstored.codec.elements import Bytes, element_of
+from kvstored.codec.elements import Bytes, Element, element_of
 from kvstored.codec.frame import Codec
-from kvstored.codec.plan import Plan
+from kvstored.codec.levels import Levels, level_of
+from kvstored.codec.plan import Method, Plan, Step
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.frames import SMALLEST_BYTES
 from kvstored.core.types import UNIT_BYTES, GroupKind, GroupSpec, Layout, NamespaceSpec
+from kvstored.errors import InvalidArgument
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 from kvstored.tiers.record import Record
+from kvstored.tiers.values import LOSSY
 
+NO_LEVELS: Levels = {}
 _REPLAN_AT = frozenset((64, 4096, 262_144))
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`checksum`: xxh3-64 of the stored bytes. `refers`: a P frame."""
+    """`checksum`: xxh3-64 of the stored bytes. `refers`: a P frame. `decoded_checksum`: of what they decode to, where that is not what was put."""
 
     codec: Codec
     stored: Views
     checksum: int
     refers: bool = False
+    decoded_checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +91,20 @@ class Coding:
         level: int = frame.LEVEL_DEFAULT,
         goal: Goal = Goal.SPEED,
         delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
+        lossy: Levels = NO_LEVELS,
     ) -> None:
+        self._lossy = lossy
         self._codec = codec
         self._level = level
         self._goal = goal
         self._delta_min_context_tokens = delta_min_context_tokens
         self._groups: dict[tuple[bytes, int], _Group] = {}
         self._lock = threading.Lock()
+
+    @property
+    def may_refer(self) -> bool:
+        """Whether pieces may be stored as what they differ by from others."""
+        return self._codec is Codec.FRAME
 
     def learn(self, layout: Layout) -> None:
         """What a namespace's blocks are made of. Pieces of namespaces that are not known are stored raw."""
@@ -121,14 +133,18 @@ class Coding:
         `reference`: a piece that may be like it; a P frame against it where a sample says so.
         """
         packed: Bytes | None = None
-        refers = False
         if self._codec is Codec.ZSTD:
             packed = frame.compressed(source, self._level)
         elif self._codec is Codec.FRAME and record.length >= SMALLEST_BYTES:
-            packed, refers = self._framed(record, source, reference)
+            packed = self._framed(record, source, reference)
         if packed is None or units_of(len(packed)) >= units_of(record.length):
             return Encoded(Codec.RAW, source, record.checksum)
-        return Encoded(self._codec, [packed], memory.hash_of([packed]), refers)
+        checksum = memory.hash_of([packed])
+        if self._codec is not Codec.FRAME:
+            return Encoded(self._codec, [packed], checksum)
+        made = header.parse(packed, plain_bytes_max=record.length)
+        decoded_checksum = made.checksum if made.is_lossy else None
+        return Encoded(self._codec, [packed], checksum, bool(made.references), decoded_checksum)
 
     def shown(self) -> tuple[GroupCoding, ...]:
         with self._lock:
@@ -156,18 +172,16 @@ class Coding:
                 known.decoded_bytes += record.length
                 known.decode_s += decode_s
 
-    def _framed(
-        self, record: Record, source: Views, reference: Known | None
-    ) -> tuple[Bytes | None, bool]:
-        """A frame, and whether it refers to the reference. None where the group's plan is raw or not made yet, and this is no full block to make
-        it of."""
+    def _framed(self, record: Record, source: Views, reference: Known | None) -> Bytes | None:
+        """None where the group's plan is raw or not made yet, and this is no full block to make it of."""
         known = self._groups.get((record.digest, record.group))
         if known is None:
-            return None, False
+            return None
+        level = self._level_of(known.spec, record)
         is_due = self._counted(known, record.length)
-        is_raw = known.plan is None or (known.plan.is_raw and reference is None)
+        is_raw = known.plan is None or (known.plan.is_raw and reference is None and level is None)
         if not is_due and is_raw:
-            return None, False
+            return None
         plain = joined(source)
         if is_due:  # two threads may both plan: either plan will do
             known.plan = planner.plan_for(
@@ -179,17 +193,31 @@ class Coding:
                 delta_min_context_tokens=self._delta_min_context_tokens,
             )
         if known.plan is None:
-            return None, False
+            return None
         plan = known.plan.for_share(len(plain), known.spec.bytes_per_block)
         near = [reference] if reference and planner.is_near(plain, reference.plain, plan) else []
+        if level is not None:  # of these only bounded ones gain from a reference
+            plan = replace(plan, steps=(level,))
+            near = near if level.method is Method.BOUNDED else []
         if plan.is_raw and not near:
-            return None, False
+            return None
         begun_s = time.thread_time()
         out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan, len(near)))
         packed = out[: blocks.encode_into(out, plain, plan, near)]
         took_s = time.thread_time() - begun_s
         self._note(known, len(plain), min(len(packed), len(plain)), took_s, is_p=bool(near))
-        return packed, bool(near)
+        return packed
+
+    def _level_of(self, group: GroupSpec, record: Record) -> Step | None:
+        """How far from exact this piece may be stored. One that is not exact any more loses no more."""
+        level = level_of(self._lossy, group, record.heat)
+        if level is None or record.flags & LOSSY:
+            return None
+        try:
+            planner.check_lossy(group, Plan(Element.OPAQUE, (level,)))
+        except InvalidArgument:
+            return None
+        return level
 
     def _note(
         self, known: _Group, plain_bytes: int, stored_bytes: int, took_s: float, *, is_p: bool

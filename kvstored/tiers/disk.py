@@ -7,7 +7,7 @@ are not on the disk. A full or failing disk makes the tier read-only for a while
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ import numpy as np
 from kvstored.clock import Clock
 from kvstored.codec import frame
 from kvstored.codec.frame import Codec
+from kvstored.codec.levels import Levels
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.types import UNIT_BYTES, Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
@@ -41,7 +42,7 @@ from kvstored.tiers.disk_runs import DiskRuns
 from kvstored.tiers.disk_scan import columns_of
 from kvstored.tiers.record import RECORD_BYTES, Record, Records, State
 from kvstored.tiers.slabs import Job, SlabIo, Slabs, Staged
-from kvstored.tiers.values import pack_value, unpack_value
+from kvstored.tiers.values import LOSSY, pack_value, unpack_value
 
 SLAB_BYTES = 1 << 30
 PAUSE_S = 30.0
@@ -62,6 +63,7 @@ class Options:
     codec_level: int = frame.LEVEL_DEFAULT
     codec_goal: Goal = Goal.SPEED
     delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS
+    lossy: Levels = field(default_factory=dict)
     direct: bool = True
     pause_s: float = PAUSE_S
 
@@ -90,6 +92,7 @@ class Disk:
             level=options.codec_level,
             goal=options.codec_goal,
             delta_min_context_tokens=options.delta_min_context_tokens,
+            lossy=options.lossy,
         )
         self._clock = clock
         self._write_lock = threading.Lock()
@@ -237,6 +240,7 @@ class Disk:
         base, plain = self._reads.base(record) or (None, None)
         reference = known(base, plain) if base is not None and plain is not None else None
         encoded = self.coding.encoded(record, source, reference)
+        lossy = encoded.decoded_checksum
         stored_length = memory.size_of(encoded.stored)
         staging = slabs.staged(encoded.stored)
         staging.fill()
@@ -247,6 +251,8 @@ class Disk:
             stored_length=stored_length,
             stored_checksum=encoded.checksum,
             base=base if encoded.refers else None,
+            checksum=record.checksum if lossy is None else lossy,
+            flags=record.flags if lossy is None else record.flags | LOSSY,
             state=State.READY,
             leased=False,
             owner_pid=0,

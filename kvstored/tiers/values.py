@@ -18,8 +18,8 @@ from kvstored.errors import Corrupt
 from kvstored.tiers import record as layout
 from kvstored.tiers.record import EXTENT_BYTES, RECORD_BYTES, Base, Record
 
-BASED = 1
-"""Flag of a record: it refers to another piece."""
+BASED, LOSSY = 1, 2
+"""Flags of a record: it refers to another piece; its bytes are near those that were put, not equal, and its checksum is of what they are."""
 FLAGS_OFFSET, EXTENT_COUNT_OFFSET = 227, 226
 _BASE = struct.Struct("<16sQQQBB6x")
 _SUM = struct.Struct("<Q")

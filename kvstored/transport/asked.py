@@ -126,6 +126,7 @@ class Asked:
             keys=keys_of(layout, request.keys),
             groups_mask=mask_of(columns),
             ttl_s=self._store.limits.lease_ttl(request.lease_ttl_ms / 1000),
+            exact=request.exact,
         )
         wait_s = (
             0.0 if request.no_wait else self._store.limits.load_wait(request.deadline_ms / 1000)

@@ -147,6 +147,7 @@ class Namer:
         groups: Sequence[int] | None = None,
         ttl_s: float = 60.0,
         load: bool = True,
+        exact: bool = False,
     ) -> Acquire:
         known = range(len(self.layout.spec.groups))
         return Acquire(
@@ -157,6 +158,7 @@ class Namer:
             groups_mask=sum(1 << g for g in (known if groups is None else groups)),
             ttl_s=ttl_s,
             load=load,
+            exact=exact,
         )
 
 

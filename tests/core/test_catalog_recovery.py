@@ -26,6 +26,7 @@ def found(
     hits: int = 0,
     last_s: float = 500.0,
     leased: bool = False,
+    lossy: bool = False,
 ) -> Recovered:
     low, high = desk.keys(name).fingerprints[0].tolist()
     above = (0, 0)
@@ -47,6 +48,7 @@ def found(
         heat=Heat.COLD,
         last_s=last_s,
         leased=leased,
+        lossy=lossy,
     )
 
 
