@@ -31,7 +31,7 @@ from kvstored.connectors.options import ConnectorOptions
 from kvstored.connectors.queue import Batch, Done, StoreQueue
 from kvstored.connectors.reach import Reach
 from kvstored.connectors.statistics import HIT_TIER_TOKENS, Stat, Statistics
-from kvstored.core.keys import Tokens
+from kvstored.core.keys import Tokens, content_keys, root
 from kvstored.core.namespace import digest
 from kvstored.core.types import BATCH_KEYS_MAX
 
@@ -113,6 +113,13 @@ class GuardedNamespace:
     def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
         """As `Namespace.keys`, without the daemon."""
         return token_keys(self._digest, tokens, self.spec.block_tokens, extra_keys)
+
+    def content_keys(
+        self, tokens: Tokens, first_token: int, extra_keys: Sequence[bytes]
+    ) -> tuple[bytes, ...]:
+        """What blocks of these tokens contain, for an engine with hashes of its own (`Keys.content_keys`)."""
+        root_key = root(self._digest, extra_keys)
+        return tuple(content_keys(root_key, tokens, self.spec.block_tokens, first_token))
 
     # ---- lookups
 

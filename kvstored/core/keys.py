@@ -79,15 +79,20 @@ def block_keys(root_key: bytes, tokens: Tokens, block_tokens: int) -> list[bytes
     return keys
 
 
-def content_keys(root_key: bytes, tokens: Tokens, block_tokens: int) -> list[bytes]:
+def content_keys(
+    root_key: bytes, tokens: Tokens, block_tokens: int, first_token: int = 0
+) -> list[bytes]:
     """What each block of a sequence contains, whatever is before it: its own tokens, its position, and the root. A collision costs
-    space, so that a fast hash does.
+    space, so that a fast hash does. `first_token`: position of the first of these tokens.
     """
     _check_bytes("root", root_key)
     packed = _packed_tokens(tokens)
     digest, starts = xxhash.xxh3_128_digest, range(0, len(packed), block_tokens)
     raw, width = packed.tobytes(), packed.itemsize
-    return [digest(root_key + raw[at * width : (at + block_tokens) * width], at) for at in starts]
+    return [
+        digest(root_key + raw[at * width : (at + block_tokens) * width], first_token + at)
+        for at in starts
+    ]
 
 
 def content_fingerprints(packed: bytes, count: int, seed: int) -> NDArray[np.uint64]:
