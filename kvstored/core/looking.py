@@ -33,6 +33,7 @@ GONE = {
     Reason.CORRUPT: "dropped from {}, its bytes failed their checksum",
     Reason.FILL_LOST: "its writer was gone before it committed to {}",
     Reason.INCOMPLETE: "dropped from {}, a group or shard of it never came",
+    Reason.LOSSY: "in {}, but not exactly as it was put",
     Reason.NO_SPACE: "no space in {} when it was written",
     Reason.IO_ERROR: "lost from {}, which failed",
     Reason.NEVER_STORED: "never stored in {}",
@@ -165,6 +166,7 @@ class Looking:
         held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
         use = [books.heat(block).name.lower(), f"{hits} hit{'s' * (hits != 1)}"]
         use += ["being read"] * is_read + [f"held {held}x"] * bool(held)
+        use += ["not exact"] * is_lossy(books, block)
         text = "; ".join([*words, ", ".join(use)])
         everywhere = tuple(sorted(set().union(*tiers.values())))
         return Verdict(None, everywhere, float(books.blocks.last_s[block]), text)
