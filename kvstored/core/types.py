@@ -159,7 +159,7 @@ class NamespaceSpec:
 class Layout:
     """An open namespace as the catalog sees it: `seed` salts the fingerprints so that equal keys of two namespaces differ.
 
-    `required`: the groups that a readable block has; `is_plain`: one group, and of it one piece a block.
+    `required`: the groups that a readable block has; `is_plain`: one group, and of it one piece a block, which is kept exactly.
     """
 
     id: NamespaceId

@@ -244,7 +244,7 @@ def pack_ready(filling: FillingColumns, checksum: int) -> bytes:
     header = _HEADER.pack(
         int(filling.generations[0]), filling.digest, filling.fingerprints.tobytes(), filling.parents.tobytes(), key,
         filling.length, filling.length, place_checksum((extent,)), 0, 0, filling.valid_tokens,
-        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0,
+        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0, 0,
     )  # fmt: skip
     mutable = _MUTABLE.pack(
         MAGIC, VERSION, State.READY, 0, int(filling.heats[0]), 0, filling.owner_pid, filling.last_s, checksum, checksum,
