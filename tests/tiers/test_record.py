@@ -13,7 +13,7 @@ from kvstored.core.types import Extent, Place
 from kvstored.errors import Corrupt
 from kvstored.tiers import record as layout
 from kvstored.tiers.record import RECORD, RECORD_BYTES, Base, Record, State
-from kvstored.tiers.values import pack_value, unpack_value
+from kvstored.tiers.values import LOSSY, pack_value, unpack_value
 
 GOLDEN = Path(__file__).parent / "golden"
 u64 = st.integers(0, 2**64 - 1)
@@ -178,6 +178,26 @@ def test_counters_are_patched_without_the_header_checksum() -> None:
     raw = bytearray(b"ab" + pack_value(record))
     layout.patch_counters(raw, 2, hits=77, last_s=3.5, heat=1)
     assert unpack_value(bytes(raw[2:])) == replace(record, hits=77, last_s=3.5, heat=1)
+
+
+def golden_reference() -> Record:
+    """A piece that refers to another one, in two extents, and is not exact."""
+    base = Base(
+        fingerprint=bytes(range(50, 66)),
+        place=(Extent(1, 7, 3), Extent(0, 99, 8)),
+        stored_length=43_000,
+        stored_checksum=0x1122334455667788,
+        checksum=0x8877665544332211,
+        codec=2,
+    )
+    one = golden_records()[0]
+    return replace(one, codec=2, flags=LOSSY, content=0xABCDEF0123456789, base=base)
+
+
+def test_the_golden_record_of_a_reference_opens() -> None:
+    value = (GOLDEN / "record-reference-v1.bin").read_bytes()
+    assert unpack_value(value) == golden_reference()
+    assert pack_value(golden_reference()) == value
 
 
 def test_the_golden_records_of_version_1_open() -> None:
