@@ -20,8 +20,8 @@ class Section(BaseModel):
 
 
 LOSSY_PATTERN = (
-    r"^((^|,)([^,:=]+:)?(shared|cold)"
-    r"=(int8|int4|int4-channel|fp4|rotated4|rotated3|rotated2|bounded64|bounded32|bounded16))*$"
+    r"^(off|((^|,)([^,:=]+:)?(shared|cold)"
+    r"=(int8|int4|int4-channel|fp4|rotated4|rotated3|rotated2|bounded64|bounded32|bounded16))+)$"
 )
 """What `codec.levels` parses, which lies above: a test holds them together."""
 
@@ -92,9 +92,9 @@ class Disk(Section):
         description="tokens up to a block from which differences along tokens are tried too",
     )
     lossy: str = Field(
-        default="",
+        default="off",
         pattern=LOSSY_PATTERN,
-        description="how far from exact blocks of groups with lossy_ok are stored, by class: cold=int4,kv:shared=int8; empty: all exactly",
+        description="how far from exact blocks of groups with lossy_ok are stored, by class: cold=int4,kv:shared=int8",
     )
     admit_hits: int = Field(
         default=1,

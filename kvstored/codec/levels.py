@@ -31,9 +31,9 @@ Levels = Mapping[tuple[str, Heat], Step]
 
 
 def parsed(text: str) -> Levels:
-    """Raises InvalidArgument for whatever is no list of levels; empty text is none."""
+    """Raises InvalidArgument for whatever is no list of levels; `off` is none."""
     levels: dict[tuple[str, Heat], Step] = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
+    for part in () if text == "off" else text.split(","):
         where, _, mode = part.partition("=")
         group, _, heat = where.rpartition(":")
         if heat not in _CLASSES or mode not in MODES:
