@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvstored.core.frames import is_coded
 from kvstored.core.keys import Tokens, block_keys, content_keys, root
+from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_keys
@@ -95,15 +97,16 @@ class Keys:
 
 
 def token_keys(
-    digest: bytes, tokens: Tokens, block_tokens: int, extra_keys: ExtraKeys = ()
+    digest: bytes, spec: NamespaceSpec, tokens: Tokens, extra_keys: ExtraKeys = ()
 ) -> Keys:
-    """Keys of all blocks of a sequence from its first token, and what they contain."""
-    root_key = root(digest, extra_keys_of(extra_keys))
+    """Keys of all blocks of a sequence from its first token, and what they contain where that is of use."""
+    root_key, block_tokens = root(digest, extra_keys_of(extra_keys)), spec.block_tokens
+    contents = content_keys(root_key, tokens, block_tokens) if is_coded(spec) else ()
     return Keys(
         tuple(block_keys(root_key, tokens, block_tokens)),
         last_valid_tokens=len(tokens) % block_tokens,
         first_block=0,
-        content_keys=tuple(content_keys(root_key, tokens, block_tokens)),
+        content_keys=tuple(contents),
     )
 
 

@@ -32,7 +32,7 @@ class NamespaceCalls:
 
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
-        return token_keys(self.digest, tokens, self.spec.block_tokens, extra_keys)
+        return token_keys(self.digest, self.spec, tokens, extra_keys)
 
     def match(self, keys: Keys, *, exact: bool = False, timeout_s: float | None = None) -> Match:
         with self._link(timeout_s) as link:

@@ -31,6 +31,7 @@ from kvstored.connectors.options import ConnectorOptions
 from kvstored.connectors.queue import Batch, Done, StoreQueue
 from kvstored.connectors.reach import Reach
 from kvstored.connectors.statistics import HIT_TIER_TOKENS, Stat, Statistics
+from kvstored.core.frames import is_coded
 from kvstored.core.keys import Tokens, content_keys, root
 from kvstored.core.namespace import digest
 from kvstored.core.types import BATCH_KEYS_MAX
@@ -112,12 +113,14 @@ class GuardedNamespace:
 
     def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
         """As `Namespace.keys`, without the daemon."""
-        return token_keys(self._digest, tokens, self.spec.block_tokens, extra_keys)
+        return token_keys(self._digest, self.spec, tokens, extra_keys)
 
     def content_keys(
         self, tokens: Tokens, first_token: int, extra_keys: Sequence[bytes]
     ) -> tuple[bytes, ...]:
         """What blocks of these tokens contain, for an engine with hashes of its own (`Keys.content_keys`)."""
+        if not is_coded(self.spec):
+            return ()
         root_key = root(self._digest, extra_keys)
         return tuple(content_keys(root_key, tokens, self.spec.block_tokens, first_token))
 

@@ -10,10 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvstored.core.types import Place
+from kvstored.core.types import NamespaceSpec, Place
 
 SMALLEST_BYTES = 64 << 10
 """Of a piece that is coded: a frame costs a quarter of a millisecond beside its bytes, and smaller pieces move by the thousand as runs."""
+
+
+def is_coded(spec: NamespaceSpec) -> bool:
+    """Whether a namespace has pieces that are large enough for frames, so that its blocks may refer to each other."""
+    return any(g.is_required and g.bytes_per_block >= SMALLEST_BYTES for g in spec.groups)
+
 
 Head = tuple[int, int]
 """Segment and first unit: which extent, and whose."""

@@ -15,7 +15,7 @@ from kvstored.core.calls import (
     StoredPiece,
 )
 from kvstored.core.columns import READY
-from kvstored.core.frames import NOBODY, SMALLEST_BYTES, Content
+from kvstored.core.frames import NOBODY, Content, is_coded
 from kvstored.core.space import units_in
 from kvstored.core.types import NamespaceId, Part, Place, TierId
 
@@ -23,9 +23,9 @@ from kvstored.core.types import NamespaceId, Part, Place, TierId
 def tell_contents(books: Books, call: Reserve) -> None:
     """What the blocks of a put contain; of those that are too small to be coded nothing is kept."""
     contents = call.contents
-    groups = books.layouts[call.ns].spec.groups
-    sizes = (group.bytes_per_block for group in groups if group.is_required)
-    if contents is None or TierId.NVME not in books.space.books or max(sizes) < SMALLEST_BYTES:
+    if contents is None or TierId.NVME not in books.space.books:
+        return
+    if not is_coded(books.layouts[call.ns].spec):
         return
     rows = books.index.find(call.keys.fingerprints)
     told = (rows >= 0) & (contents != 0)
