@@ -58,6 +58,9 @@ def test_blocks_that_may_be_near_take_a_quarter_and_say_what_they_are(keeper: Ti
         keeper.start()
         wait_until_recovered(client)
         assert all(near(namespace, keys))
+        put(namespace, 1, "a")
+        assert namespace.get(keys, exact=True).hits == BLOCKS
+        assert not any(near(namespace, keys))
 
 
 def test_a_namespace_that_does_not_allow_it_is_exact(keeper: TinyKeeper) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvstored.core.calls import ReadStatus, Reason, StoredPiece
+from kvstored.core.calls import FillStatus, ReadStatus, Reason, StoredPiece
 from kvstored.core.types import Extent, TierId
 from tests.core.desk import Desk
 from tests.core.test_catalog_recovery import found
@@ -98,3 +98,29 @@ def test_a_restart_does_not_make_it_exact() -> None:
     assert desk.catalog.recovery.recover(NVME, desk.ns, [piece], desk.now_s) == [True]
     desk.catalog.recovery.done(NVME, desk.now_s)
     assert matched(desk, "a") == (1, 1, "")
+
+
+def test_a_put_of_a_block_that_is_not_exact_makes_it_so() -> None:
+    desk = desk_of(LOSSY_KV)
+    on_disk(desk, "a")
+    assert desk.put("a") == [FillStatus.GRANTED]
+    assert matched(desk, "a", exact=True) == (1, 0, "")
+    assert not desk.catalog.books.space.frames.lossy
+    assert desk.put("a") == [FillStatus.PRESENT]
+
+
+def test_where_there_is_no_room_for_it_the_block_stays_as_it_is() -> None:
+    desk = desk_of(LOSSY_KV, dram=1)
+    on_disk(desk, "a")
+    held = desk.begin("b")
+    assert desk.begin("a").status == [FillStatus.PRESENT]
+    assert matched(desk, "a") == (1, 1, "")
+    desk.commit(held)
+
+
+def test_who_writes_it_meanwhile_is_not_disturbed() -> None:
+    desk = desk_of(LOSSY_KV)
+    on_disk(desk, "a")
+    first = desk.begin("a")
+    assert desk.begin("a").status == [FillStatus.IN_PROGRESS]
+    assert desk.commit(first) == [True]
