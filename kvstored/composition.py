@@ -205,6 +205,7 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         codec=_CODECS[config.disk.codec],
         codec_level=config.disk.codec_level,
         delta_min_context_tokens=config.disk.delta_min_context_tokens,
+        references=config.disk.references,
         lossy=levels.parsed(config.disk.lossy),
         codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
     )

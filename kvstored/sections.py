@@ -91,6 +91,10 @@ class Disk(Section):
         ge=0,
         description="tokens up to a block from which differences along tokens are tried too",
     )
+    references: bool = Field(
+        default=True,
+        description="whether blocks of the same tokens behind another prompt are stored as what they differ by: half the space, twice the CPU of a load",
+    )
     lossy: str = Field(
         default="off",
         pattern=LOSSY_PATTERN,

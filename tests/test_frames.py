@@ -175,12 +175,16 @@ def test_a_reference_that_is_damaged_is_a_miss(keeper: TinyKeeper, folder: Path)
         assert namespace.match(b).hit_blocks < BLOCKS
 
 
-def test_a_codec_without_frames_does_not_refer(folder: Path) -> None:
-    with kept(folder, **{"disk.codec": "raw"}) as keeper, Client(keeper.address) as client:
+@pytest.mark.parametrize("flags", [{"disk.codec": "raw"}, {"disk.references": "false"}])
+def test_where_the_operator_does_not_want_it_nothing_refers(
+    folder: Path, flags: dict[str, str]
+) -> None:
+    with kept(folder, **flags) as keeper, Client(keeper.address) as client:
         namespace = client.open_namespace(KV_SPEC)
         keys = [put(namespace, user, variant) for user, variant in enumerate(VARIANTS)]
+        written(client)
+        assert not any(group.p_plain_bytes for group in nvme(client).groups)
         from_disk(keeper, client)
-        assert nvme(client).used_bytes == 2 * BLOCKS * BLOCK_BYTES
         for mine, variant in zip(keys, VARIANTS, strict=True):
             check(namespace, mine, variant)
 

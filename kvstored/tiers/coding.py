@@ -82,7 +82,8 @@ class _Group:
 
 
 class Coding:
-    """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces."""
+    """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces. `may_refer`: pieces may be stored as what
+    they differ by from others."""
 
     def __init__(
         self,
@@ -91,8 +92,10 @@ class Coding:
         level: int = frame.LEVEL_DEFAULT,
         goal: Goal = Goal.SPEED,
         delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
+        references: bool = True,
         lossy: Levels = NO_LEVELS,
     ) -> None:
+        self.may_refer = references and codec is Codec.FRAME
         self._lossy = lossy
         self._codec = codec
         self._level = level
@@ -100,11 +103,6 @@ class Coding:
         self._delta_min_context_tokens = delta_min_context_tokens
         self._groups: dict[tuple[bytes, int], _Group] = {}
         self._lock = threading.Lock()
-
-    @property
-    def may_refer(self) -> bool:
-        """Whether pieces may be stored as what they differ by from others."""
-        return self._codec is Codec.FRAME
 
     def learn(self, layout: Layout) -> None:
         """What a namespace's blocks are made of. Pieces of namespaces that are not known are stored raw."""

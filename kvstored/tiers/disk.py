@@ -63,6 +63,7 @@ class Options:
     codec_level: int = frame.LEVEL_DEFAULT
     codec_goal: Goal = Goal.SPEED
     delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS
+    references: bool = True
     lossy: Levels = field(default_factory=dict)
     direct: bool = True
     pause_s: float = PAUSE_S
@@ -92,6 +93,7 @@ class Disk:
             level=options.codec_level,
             goal=options.codec_goal,
             delta_min_context_tokens=options.delta_min_context_tokens,
+            references=options.references,
             lossy=options.lossy,
         )
         self._clock = clock
