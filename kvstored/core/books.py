@@ -296,7 +296,8 @@ class Books(Tables):
             self.count_sink(copy, block, tier)
         was_readable = self.blocks.fast[block] != NOT_READABLE
         self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
-        self.policy.touch(np.asarray([copy], dtype=np.int32), TouchEvent.STORED, now_s)
+        if tier not in self.recovering:  # else all are ranked at its end
+            self.policy.touch(as_rows([copy]), TouchEvent.STORED, now_s)
         refresh(self, block)
         recount_clean(self, block, int(copies.part[copy]))
         self.effects.append(
@@ -320,8 +321,9 @@ class Books(Tables):
                 self.asked.stored(as_rows([block]))
         if int(self.blocks.ns[block]) in self.retired:
             self.policy.first(as_rows([copy]))
-        for other in self.copies_of(block):
-            self.consider(other)
+        if tier not in self.recovering:
+            for other in self.copies_of(block):
+                self.consider(other)
 
     def _wait_again(self, copies: Rows) -> None:
         """Dirty copies that write-back passed over were hit: they may be admitted now."""
