@@ -49,6 +49,7 @@ class Books(Tables):
         self.limits = limits
         self.retired: set[int] = set()
         self.recovering: set[TierId] = set()
+        self.lost: set[TierId] = set()
         self.doomed: dict[int, Doomed] = {}
         self.effects: list[AnyEffect] = []
         self.history = History(limits.history_max)

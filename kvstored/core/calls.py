@@ -176,6 +176,8 @@ class Acquire:
     ttl_s: float
     load: bool = True
     """Whether copies that are only in slower tiers are brought up."""
+    tier: TierId = TierId.DRAM
+    """Where they are read: HBM takes required groups from copies in DRAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,10 @@ class CopyTask:
     hits: int
     heat: Heat
     generation: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(move.length for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Carriage:
     ) -> tuple[list[Copying], list[int]]:
         """Copies that bring these readable blocks up to `target`, and the target copies to wait for (those under way included)."""
         books = self._books
-        if target not in books.space.books:
+        if target not in (TierId.HBM, READ_TIER) or target not in books.space.books:
             raise InvalidArgument(f"no such tier here: tier={target.name.lower()}")
         many = self._prefetch_many(as_rows(blocks), target, now_s)
         if many is not None:
@@ -95,15 +95,23 @@ class Carriage:
                 continue  # making room for the ones before evicted it
             for part in books.needed_parts(block):
                 there = books.copy_in(block, target, part)
-                source = books.fastest_copy(block, part)
+                source = self.source_for(block, target, part)
                 if self.is_target(there):
                     pending[there] = None
-                elif there < 0 and source >= 0 and int(books.copies.tier[source]) > target:
+                elif there < 0 and source >= 0:
                     task = self.begin(source, target, now_s)
                     if task is not None:
                         tasks.append(task)
                         pending[task.target_copy] = None
         return tasks, list(pending)
+
+    def source_for(self, block: int, target: TierId, part: Part) -> int:
+        """The ready copy that one in `target` is made from, or -1. HBM is filled from DRAM only: what lies on disk goes there first."""
+        books = self._books
+        if target is not TierId.HBM:
+            return books.fastest_copy(block, part)
+        copy = books.copy_in(block, READ_TIER, part)
+        return copy if copy >= 0 and books.copies.state[copy] == READY else -1
 
     def _prefetch_many(
         self, rows: Rows, target: TierId, now_s: float

@@ -32,7 +32,7 @@ class Evictor:
         """Places for pieces of these sizes, evicting as needed; None when that cannot be had (on disk: not yet)."""
         space = self._books.space
         need = sum(units)
-        if need > space.limit(tier, budget) or tier in self._books.recovering:
+        if need > space.limit(tier, budget) or tier in self._books.recovering | self._books.lost:
             return None
         book = space.books[tier]
         limit = space.limit(tier, budget)

@@ -27,10 +27,10 @@ class Closing:
         self._shell = shell
 
     def task(self, task: CopyTask, results: Sequence[Result | BaseException], key: bytes) -> bool:
-        """Whether the copy is there now. `key`: of a load, whose failure has no record to read it from."""
+        """Whether the copy is there now. `key`: of a load that somebody asked for, whose failure has no record to read it from."""
         is_there = self._close(task, results)
         layout_ = self._shell.layouts.get(task.ns)
-        if not is_there and task.target is TierId.DRAM and layout_ is not None:
+        if not is_there and key and layout_ is not None:
             self._shell.events.add(
                 EventKind.LOAD_FAILED,
                 digest=layout_.digest,
@@ -105,6 +105,7 @@ class Closing:
             stored = [StoredPiece(m.target, m.checksum) for m in task.moves]
         else:
             stored = [StoredPiece(r.place, r.checksum) for r in records]
+        if task.target is TierId.NVME:
             shell.counts["stored_bytes", ""] += sum(r.stored_length for r in records)
         shell.catalog.commit_copy(task.id, stored, shell.now_s())
         shell.apply(moved=records[0])

@@ -1,0 +1,237 @@
+"""The HBM tier: a pool on each configured GPU, cut into slots by the one allocator; records of what lies there stay on the host.
+
+Segment n is the pool of the n-th device, opened by `grow` in the tier's lane: until then nothing of CUDA is imported. Nothing survives
+the process: a pool is empty when it is made. When a device is lost the whole tier is: every call says Unavailable from then on, and
+`fault` tells why.
+
+`key_at`, `lineages`, `mark_free` and the like are a few microseconds an item and may be called on the store's loop.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.columnar import Places
+from kvstored.core.types import UNIT_BYTES, Place
+from kvstored.errors import Corrupt, KvstoredError, NoSpace, NotFound, Unavailable
+from kvstored.tiers import record as layout
+from kvstored.tiers import views as memory
+from kvstored.tiers.base import (
+    Carried,
+    Link,
+    PieceRef,
+    PieceRun,
+    ScanBatch,
+    Views,
+    batch_of,
+    read_each,
+    ref_of,
+    write_each,
+)
+from kvstored.tiers.device import Device, Handle, Move, Opener
+from kvstored.tiers.record import RECORD, Record, Records, State
+
+_Head = tuple[int, int]
+
+
+class Hbm:
+    """`names`: one device a segment; `pool_bytes`: of each. `opener` makes them."""
+
+    def __init__(self, names: Sequence[str], pool_bytes: int, opener: Opener) -> None:
+        self.names = tuple(names)
+        self.pool_bytes = pool_bytes // UNIT_BYTES * UNIT_BYTES
+        self._opener = opener
+        self._devices: tuple[Device, ...] = ()  # exchanged, never changed: other threads walk it
+        self._records: dict[_Head, Record] = {}
+        self._lock = threading.Lock()
+        self.fault: KvstoredError | None = None
+        self.pinned_bytes = 0
+
+    # Devices
+
+    def grow(self) -> tuple[int, int]:
+        """Open the next device; (segment, units). NoSpace, or Unavailable where there is no such device or no CUDA."""
+        name = self.names[len(self._devices)]
+        device = self._opener(name, self.pool_bytes)
+        self._devices = (*self._devices, device)
+        return len(self._devices) - 1, self.pool_bytes // UNIT_BYTES
+
+    def handle(self, segment: int) -> Handle:
+        if segment >= len(self._devices):
+            raise NotFound(f"no such pool: segment={segment}")
+        return self._devices[segment].handle
+
+    @property
+    def footprint_bytes(self) -> int:
+        return sum(device.footprint_bytes for device in self._devices)
+
+    def register(self, chunk: NDArray[np.uint8]) -> None:
+        """Pin host memory for the first device; CUDA then shares it with all."""
+        self._devices[0].register(chunk)
+        self.pinned_bytes += len(chunk)
+
+    def fail(self, error: KvstoredError) -> None:
+        """The tier is off from now on; the first reason is kept."""
+        if self.fault is None:
+            self.fault = error
+
+    # The lane
+
+    def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
+        """Bytes are checked where they come from: what is on its way cannot be read again."""
+        outcomes = [self._writable(record, source) for record, source in items]
+        sound = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Record)]
+        with self._lock:
+            for i in sound:
+                self._records.pop(_head(items[i][0].place), None)
+        failed = self._submit(_upload, [(items[i][0].place, items[i][1]) for i in sound])
+        if failed is not None:
+            outcomes = [failed if isinstance(each, Record) else each for each in outcomes]
+        with self._lock:
+            for outcome in outcomes:
+                if isinstance(outcome, Record):
+                    self._records[_head(outcome.place)] = outcome
+        return outcomes
+
+    def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
+        outcomes = [self._readable(ref, place, target) for ref, place, target in items]
+        sound = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Record)]
+        failed = self._submit(_download, [items[i][1:] for i in sound])
+        for i in sound:
+            record = outcomes[i]
+            if failed is not None:
+                outcomes[i] = failed
+            elif isinstance(record, Record) and memory.hash_of(items[i][2]) != record.checksum:
+                outcomes[i] = Corrupt("bytes in the pool do not match their checksum")
+        return outcomes
+
+    def write_run(self, run: PieceRun, records: Records) -> Carried:
+        return write_each(self, run, records)
+
+    def read_run(self, run: PieceRun) -> Carried:
+        return read_each(self, run)
+
+    def discard(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
+        with self._lock:
+            found = [self._live(ref, place) for ref, place in items]
+            for record in found:
+                if record is not None:
+                    self._records.pop(_head(record.place), None)
+        return found
+
+    def scan(self, cursor: int, limit: int) -> ScanBatch:
+        with self._lock:
+            stored = list(self._records.values())
+        batch = stored[cursor : cursor + limit]
+        return batch_of(
+            np.frombuffer(bytearray().join(map(layout.pack, batch)), dtype=RECORD),
+            [record.place for record in batch],
+            cursor=cursor + len(batch),
+            done=cursor + len(batch) >= len(stored),
+            rejected=0,
+        )
+
+    def close(self) -> None:
+        for device in self._devices:
+            device.close()
+        self._devices = ()
+        self._records = {}
+
+    # Records, on the loop
+
+    def mark_free(self, places: Sequence[Place]) -> None:
+        with self._lock:
+            for place in places:
+                self._records.pop(_head(place), None)
+
+    def free_many(self, places: Places) -> None:
+        self.mark_free([places.place(i) for i in range(places.size)])
+
+    def key_at(self, place: Place) -> bytes:
+        """Empty where nothing lies there."""
+        record = self._records.get(_head(place))
+        return record.key if record is not None and record.place == place else b""
+
+    def relink(self, items: Sequence[Link]) -> None:
+        with self._lock:
+            for item in items:
+                if record := self._live(item.ref, item.place):
+                    linked = replace(record, parent=item.parent, depth=item.depth)
+                    self._records[_head(item.place)] = linked
+
+    # Private
+
+    def _writable(self, record: Record, source: Views) -> Record | KvstoredError:
+        assert memory.size_of(source) == record.length
+        if memory.hash_of(source) != record.checksum:
+            return Corrupt(f"source does not match its checksum: length={record.length}")
+        return replace(
+            record,
+            place=layout.trimmed(record.place, record.length),
+            codec=0,
+            stored_length=record.length,
+            stored_checksum=record.checksum,
+            state=State.READY,
+            leased=False,
+        )
+
+    def _readable(self, ref: PieceRef, place: Place, target: Views) -> Record | KvstoredError:
+        record = self._live(ref, place)
+        if record is None:
+            return NotFound("no such piece in the pool")
+        if memory.size_of(target) != record.length:
+            return Corrupt(f"piece has another length: length={record.length}")
+        return record
+
+    def _live(self, ref: PieceRef, place: Place) -> Record | None:
+        record = self._records.get(_head(place))
+        is_live = record is not None and record.place == place and ref_of(record) == ref
+        return record if is_live else None
+
+    def _submit(
+        self, carry: Callable[[Device, Sequence[Move]], None], items: Sequence[tuple[Place, Views]]
+    ) -> KvstoredError | None:
+        """One submission on each device that has a part in it."""
+        if self.fault is not None:
+            return Unavailable(f"the hbm tier is off: {self.fault}")
+        moves: dict[int, list[Move]] = {}
+        for place, views in items:
+            _cut(place, views, moves)
+        try:
+            for segment, mine in sorted(moves.items()):
+                carry(self._devices[segment], mine)
+        except KvstoredError as error:
+            if not isinstance(error, NoSpace):
+                self.fail(error)
+            return error
+        return None
+
+
+def _upload(device: Device, moves: Sequence[Move]) -> None:
+    device.upload(moves)
+
+
+def _download(device: Device, moves: Sequence[Move]) -> None:
+    device.download(moves)
+
+
+def _head(place: Place) -> _Head:
+    return place[0].segment, place[0].start
+
+
+def _cut(place: Place, views: Views, moves: dict[int, list[Move]]) -> None:
+    """The piece as runs that lie together in a pool."""
+    rest = list(reversed(views))
+    for extent in place:
+        left, mine = extent.units * UNIT_BYTES, list[NDArray[np.uint8]]()
+        while rest and left:
+            view = rest.pop()
+            mine.append(view[:left])
+            if len(view) > left:
+                rest.append(view[left:])
+            left -= len(mine[-1])
+        if mine:
+            moves.setdefault(extent.segment, []).append(Move(extent.start * UNIT_BYTES, mine))

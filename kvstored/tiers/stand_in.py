@@ -1,0 +1,68 @@
+"""Host memory in place of a GPU's: the same calls and the same promises, so that the tier and all above it run where there is no GPU.
+
+The handle names the pool's memfd below /proc, which processes of the same user may open, as a CUDA IPC handle names device memory.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored import machine
+from kvstored.core.devices import HandleKind
+from kvstored.errors import NoSpace
+from kvstored.tiers import views as memory
+from kvstored.tiers.device import Handle, Move
+
+
+class HostDevice:
+    """`registered_bytes` is what `register` was given: nothing has to be pinned here."""
+
+    def __init__(self, size_bytes: int) -> None:
+        available_bytes = machine.memory_limit().available_bytes
+        if size_bytes > available_bytes:
+            raise NoSpace(f"no memory for the stand-in's pool: {size_bytes=} {available_bytes=}")
+        self._fd = os.memfd_create("kvstored-hbm-stand-in", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self._fd, 0, size_bytes)
+            mapping = mmap.mmap(self._fd, size_bytes, mmap.MAP_SHARED)
+        except OSError as error:
+            os.close(self._fd)
+            raise NoSpace(f"no memory for the stand-in's pool: {size_bytes=}") from error
+        self._pool = np.frombuffer(mapping, dtype=np.uint8)
+        self.registered_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._pool)
+
+    @property
+    def footprint_bytes(self) -> int:
+        return 0
+
+    @property
+    def handle(self) -> Handle:
+        path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        return Handle(HandleKind.HOST_FILE, path.encode(), b"host")
+
+    def upload(self, moves: Sequence[Move]) -> None:
+        for offset, views in moves:
+            memory.copy(views, [self._at(offset, memory.size_of(views))])
+
+    def download(self, moves: Sequence[Move]) -> None:
+        for offset, views in moves:
+            memory.copy([self._at(offset, memory.size_of(views))], views)
+
+    def register(self, memory: NDArray[np.uint8]) -> None:
+        self.registered_bytes += len(memory)
+
+    def close(self) -> None:
+        """Views that are still held keep the mapping."""
+        os.close(self._fd)
+        self._pool = np.empty(0, dtype=np.uint8)
+
+    def _at(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
+        assert offset + size_bytes <= len(self._pool), "beyond the pool"
+        return self._pool[offset : offset + size_bytes]
