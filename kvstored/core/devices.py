@@ -10,7 +10,7 @@ DEVICES_MAX = 64
 class HandleKind(IntEnum):
     """How a pool is mapped by another process. Numbers as on the wire."""
 
-    NONE = 0
+    NOT_SHARED = 0
     CUDA_IPC = 1
     HOST_FILE = 2
 

@@ -1238,20 +1238,20 @@ class GpuPoolRequest(_message.Message):
     def __init__(self, segment: _Optional[int] = ...) -> None: ...
 
 class GpuPoolResponse(_message.Message):
-    __slots__ = ("segment", "bytes", "epoch", "kind", "handle", "device")
+    __slots__ = ("segment", "pool_bytes", "epoch", "kind", "handle", "device")
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     segment: int
-    bytes: int
+    pool_bytes: int
     epoch: int
     kind: HandleKind
     handle: bytes
     device: bytes
-    def __init__(self, segment: _Optional[int] = ..., bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[HandleKind, str]] = ..., handle: _Optional[bytes] = ..., device: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, segment: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[HandleKind, str]] = ..., handle: _Optional[bytes] = ..., device: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message")

@@ -74,13 +74,13 @@ class CudaDevice:
 
     @property
     def handle(self) -> Handle:
-        """NONE where the driver does not share memory: with MIG, in some containers and virtual machines."""
+        """NOT_SHARED where the driver does not share memory: with MIG, in some containers and virtual machines."""
         device = self._bus_id.encode()
         try:
             with self._current():
                 payload = bytes(self._runtime.ipcGetMemHandle(self._pool))
         except self._runtime.CUDARuntimeError:
-            return Handle(HandleKind.NONE, b"", device)
+            return Handle(HandleKind.NOT_SHARED, b"", device)
         return Handle(HandleKind.CUDA_IPC, payload, device)
 
     def upload(self, moves: Sequence[Move]) -> None:

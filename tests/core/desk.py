@@ -145,6 +145,7 @@ class Namer:
         groups: Sequence[int] | None = None,
         ttl_s: float = 60.0,
         load: bool = True,
+        tier: TierId = TierId.DRAM,
     ) -> Acquire:
         known = range(len(self.layout.spec.groups))
         return Acquire(
@@ -155,6 +156,7 @@ class Namer:
             groups_mask=sum(1 << g for g in (known if groups is None else groups)),
             ttl_s=ttl_s,
             load=load,
+            tier=tier,
         )
 
 
@@ -174,11 +176,13 @@ class Desk:
         *specs: NamespaceSpec,
         dram: int = 8,
         nvme: int = 0,
+        hbm: int = 0,
         policy: str = "lru",
         limits: Limits | None = None,
         **shares: float,
     ) -> None:
-        sizes = {TierId.DRAM: dram, **({TierId.NVME: nvme} if nvme else {})}
+        given = {TierId.HBM: hbm, TierId.DRAM: dram, TierId.NVME: nvme}
+        sizes = {tier: units for tier, units in given.items() if units}
         tiers = [
             TierLimits(tier, units, **{"lease_share": 1.0, **shares})  # type: ignore[arg-type]  # admit_hits is whole
             for tier, units in sizes.items()

@@ -267,8 +267,11 @@ def test_the_arena_is_pinned_in_the_background_as_it_grows(tmp_path: Path) -> No
         pinning = asyncio.ensure_future(
             gpu.pin_arena(world.shell, 2 << 20, lambda _, error: refused.append(str(error)))
         )
-        while hbm.pinned_bytes < 1 << 20:
+        for _ in range(5000):
+            if hbm.pinned_bytes == 1 << 20:
+                break
             await asyncio.sleep(0.001)
+        assert hbm.pinned_bytes == 1 << 20
         assert not refused
         pinning.cancel()
 
