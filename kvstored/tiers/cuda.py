@@ -44,6 +44,7 @@ class CudaDevice:
         self._ordinal = ordinal
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
+        self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._pinned = Pinned()
         with self._translated("cannot be opened"):
@@ -114,10 +115,10 @@ class CudaDevice:
         with suppress(runtime.CUDARuntimeError), self._current():
             for address in self._pinned.addresses():
                 runtime.hostUnregister(address)
-            for worker in self._idle:
+            for worker in self._workers:
                 runtime.freeHost(worker.address)
             runtime.free(self._pool)
-        self._idle = []
+        self._workers, self._idle = [], []
 
     # Private
 
@@ -159,6 +160,8 @@ class CudaDevice:
         if worker is None:
             with self._translated("has no staging"), self._current():
                 worker = _Worker(self._cupy)
+            with self._lock:
+                self._workers.append(worker)
         yield worker
         with self._lock:
             self._idle.append(worker)

@@ -23,25 +23,8 @@ from kvstored.tiers.device import Move
 from kvstored.tiers.submission import Pinned, planned
 
 SOURCE = Path(kernels.__file__).with_name("kernels.cu")
-LAUNCH = Path(__file__).with_name("host_kernels")
 NUMBERS = [Element.BF16, Element.F16, Element.F8E4M3, Element.F8E5M2, Element.F32]
 Bytes = NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler here: the kernels cannot be run on the host")
-    library = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    flags = ["-O2", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++"]
-    includes = [f"-I{LAUNCH}", f"-I{SOURCE.parent}"]
-    subprocess.run(
-        [compiler, *flags, *includes, str(LAUNCH / "launch.cpp"), "-o", str(library)],
-        check=True,
-        timeout=50,
-    )
-    return ctypes.CDLL(str(library))
 
 
 def at(array: NDArray[np.generic]) -> ctypes.c_void_p:
