@@ -181,11 +181,17 @@ class Daemon:
     async def _open_gpus(self) -> None:
         """Pools first, which have room for blocks at once; then pinning, which makes copies faster."""
         hbm = self._parts.tiers.hbm_records
-        await gpu.open_pools(self._shell, _log_refusal)
-        if hbm.fault is None:
-            log.info("gpu pools are open", devices=hbm.names, footprint_bytes=hbm.footprint_bytes)
-        await gpu.pin_arena(self._shell, self._config.dram.capacity_bytes, _log_refusal)
-        log.info("arena is pinned", bytes=hbm.pinned_bytes)
+        await gpu.open_pools(self._shell)
+        if hbm.fault is not None:
+            log.warning("the hbm tier is off", error=str(hbm.fault))
+            return
+        log.info("gpu pools are open", devices=hbm.names, footprint_bytes=hbm.footprint_bytes)
+        await gpu.pin_arena(
+            self._shell,
+            self._config.dram.capacity_bytes,
+            lambda error: log.warning("the rest of dram is not pinned", error=str(error)),
+        )
+        log.info("dram is pinned", bytes=hbm.pinned_bytes)
 
     def _keep_segments(self, _: int) -> None:
         """The keeper gets a segment's descriptors before anything is granted in it."""

@@ -15,24 +15,23 @@ PIN_UNITS = (64 << 20) // UNIT_BYTES
 """Of one call: it holds the driver's lock, which copies want too, for some 20 ms."""
 PIN_LOOK_S = 1.0
 
-Refused = Callable[[TierId, KvstoredError], None]
 
-
-async def open_pools(shell: Shell, refused: Refused) -> None:
-    """All of them, or the tier is off for as long as the daemon runs: a broken context does not mend."""
+async def open_pools(shell: Shell) -> None:
+    """All of them, or the tier is off (`Hbm.fault`) for as long as the daemon runs: a broken context does not mend."""
     hbm, lane = shell.tiers.hbm_records, shell.tiers.lane(TierId.HBM)
     for _ in hbm.names:
         try:
             segment, units = await lane.submit(hbm.grow, Urgency.BACKGROUND)
         except KvstoredError as error:
             hbm.fail(error)
-            refused(TierId.HBM, error)
             return
         shell.catalog.grow(TierId.HBM, segment, units)
         shell.apply()
 
 
-async def pin_arena(shell: Shell, capacity_bytes: int, refused: Refused) -> None:
+async def pin_arena(
+    shell: Shell, capacity_bytes: int, refused: Callable[[KvstoredError], None]
+) -> None:
     """Segment by segment as the arena grows, up to its capacity or the first refusal."""
     hbm, lane, arena = shell.tiers.hbm_records, shell.tiers.lane(TierId.HBM), shell.tiers.arena
     pinned: dict[int, int] = {}
@@ -45,7 +44,7 @@ async def pin_arena(shell: Shell, capacity_bytes: int, refused: Refused) -> None
                 try:
                     await lane.submit(lambda: hbm.register(chunk), Urgency.BACKGROUND)  # noqa: B023 - awaited at once
                 except KvstoredError as error:
-                    refused(TierId.HBM, error)
+                    refused(error)
                     return
                 pinned[segment] = end
         if sum(pinned.values()) * UNIT_BYTES + PIN_UNITS * UNIT_BYTES > capacity_bytes:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from kvstored.core.copying import Copying, copies_in, targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
+from kvstored.errors import KvstoredError
 from kvstored.store import learned
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
@@ -103,15 +104,21 @@ class Janitor:
     async def demote_once(self) -> None:
         """Carry down what HBM alone has before it would have to leave; where its device is lost, forget what it had."""
         shell, hbm = self._shell, self._shell.tiers.hbm_records
-        while hbm.fault is not None:
-            lost = shell.catalog.lose(TierId.HBM, shell.now_s(), LOST_COPIES)
-            shell.apply()
-            if not lost:
-                return
-            await asyncio.sleep(0)
+        if hbm.fault is not None:
+            await self._lose_hbm(hbm.fault)
+            return
         copying = shell.catalog.demote(DEMOTE_BYTES, shell.now_s())
         shell.apply()
         self._store.mover.start(copying, Urgency.BACKGROUND)
+
+    async def _lose_hbm(self, fault: KvstoredError) -> None:
+        shell, lost = self._shell, 0
+        while gone := shell.catalog.lose(TierId.HBM, shell.now_s(), LOST_COPIES):
+            shell.apply()
+            lost += gone
+            await asyncio.sleep(0)
+        if lost:
+            shell.report(f"the gpus are lost, and what they held: copies={lost}", fault)
 
     async def shed_index_once(self) -> None:
         """Small pieces fill the NVMe tier's index before its space. A slice a round: the share falls when the records are off the disk."""

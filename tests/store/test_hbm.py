@@ -223,6 +223,10 @@ def test_a_lost_device_costs_its_copies_and_nothing_else(tmp_path: Path) -> None
             world.store.prefetch(session, layout, keys_of(layout, [1]), 1.0, TierId.HBM)
         await world.janitor.demote_once()
         assert where(world, layout, range(8)) == [DRAM] * 8
+        assert [what for what, _ in world.faults] == [
+            "the gpus are lost, and what they held: copies=8"
+        ]
+        world.faults.clear()
         world.store.release(session, [grant.lease])
         use = {use.tier: use for use in world.catalog.tier_use()}[TierId.HBM]
         assert use.copies == use.used_units == 0
@@ -240,12 +244,16 @@ def test_a_device_that_does_not_open_leaves_the_tier_off_with_the_reason(tmp_pat
         raise Unavailable("cupy cannot be imported: no module named cupy")
 
     world = World(tmp_path, hbm_blocks=16, opener=opener)
-    refused: list[str] = []
 
     async def main() -> None:
-        await gpu.open_pools(world.shell, lambda tier, error: refused.append(str(error)))
-        await gpu.pin_arena(world.shell, 1 << 20, lambda tier, error: refused.append(str(error)))
-        assert refused == ["cupy cannot be imported: no module named cupy"]
+        await gpu.open_pools(world.shell)
+        assert (
+            str(world.shell.tiers.hbm_records.fault)
+            == "cupy cannot be imported: no module named cupy"
+        )
+        refused: list[str] = []
+        await gpu.pin_arena(world.shell, 1 << 20, lambda error: refused.append(str(error)))
+        assert not refused
         world.catalog.grow(TierId.DRAM, *world.arena.grow())
         layout = await world.open()
         session = world.session()
@@ -265,7 +273,7 @@ def test_the_arena_is_pinned_in_the_background_as_it_grows(tmp_path: Path) -> No
         hbm = world.shell.tiers.hbm_records
         refused: list[str] = []
         pinning = asyncio.ensure_future(
-            gpu.pin_arena(world.shell, 2 << 20, lambda _, error: refused.append(str(error)))
+            gpu.pin_arena(world.shell, 2 << 20, lambda error: refused.append(str(error)))
         )
         for _ in range(5000):
             if hbm.pinned_bytes == 1 << 20:

@@ -1,3 +1,4 @@
+# ruff: noqa: N802, N815 - the names are CuPy's
 """The part of CuPy that the tiers use, over host memory: device memory is malloc's, kernels are those of `kernels.cu` compiled for the host.
 
 What it refuses, CUDA would refuse: copies and kernels that touch host memory that is neither pinned nor registered, ranges that are registered
