@@ -15,7 +15,7 @@ from kvstored.errors import InvalidArgument
 
 Number = TypeVar("Number", int, float)
 
-_DEVICE = re.compile(r"(host:)?\d{1,2}")
+_DEVICE = re.compile(r"(host:)?[0-9]{1,2}")
 
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path that the kernel takes."""

@@ -14,6 +14,7 @@ from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
 from kvstored.core.columnar import Places, no_places
 from kvstored.core.columns import DOOMED, READY, TARGET
 from kvstored.core.copying import Copying, CopyRun
+from kvstored.core.devices import device_of
 from kvstored.core.eviction import Evictor
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
@@ -53,7 +54,8 @@ class Carriage:
         copy = books.open_copy(block, target, part)
         copies.fills[copy] += 1
         units = [units_of(int(books.pieces.length[row])) for row in rows]
-        places = self._evictor.room(target, budget_of(part), units, now_s)
+        near = self._near(block, rows) if target is TierId.HBM else ()
+        places = self._evictor.room(target, budget_of(part), units, now_s, near)
         if places is None:
             copies.fills[copy] -= 1
             books.drop_copy(copy, Reason.NO_SPACE, now_s)
@@ -64,6 +66,34 @@ class Carriage:
             piece = books.add_piece(copy, group, shard, int(books.pieces.length[row]), place)
             books.pieces.checksum[piece] = books.pieces.checksum[row]
         return self._register(source, copy, rows, places)
+
+    def _near(self, block: int, rows: list[int]) -> list[int]:
+        """The GPU of each piece: a rank's shards lie on its own, what all ranks share lies where the block above has it, so that a
+        request's path is on one."""
+        books = self._books
+        devices = books.space.books[TierId.HBM].extents.segments()
+        if len(devices) < 2:
+            return []
+        groups = books.layout_of(block).spec.groups
+        is_shared = not all(groups[int(books.pieces.group[row])].sharded for row in rows)
+        shared = self._home_of(block) if is_shared else -1
+        return [
+            devices[device_of(int(books.pieces.shard[row]), len(devices))]
+            if groups[int(books.pieces.group[row])].sharded
+            else shared
+            for row in rows
+        ]
+
+    def _home_of(self, block: int) -> int:
+        """The GPU for pieces that all ranks share: where the block above has such, else where there is most room."""
+        books = self._books
+        groups = books.layout_of(block).spec.groups
+        above = int(books.tree.parent[block])
+        for copy in books.copies_of(above) if above >= 0 else ():
+            for row in books.pieces_of(copy) if int(books.copies.tier[copy]) == TierId.HBM else ():
+                if not groups[int(books.pieces.group[row])].sharded:
+                    return books.place(row)[0].segment
+        return books.space.books[TierId.HBM].extents.emptiest(1)[0][0]
 
     def _is_vacant(self, source: int, target: TierId, now_s: float) -> bool:
         """Whether the target lacks the copy. An idle window/state copy there that has only some of the source's groups makes way."""

@@ -4,7 +4,6 @@ from enum import IntEnum
 
 STAND_IN = "host:"
 """Devices named so are host memory in place of a GPU's: `host:0`."""
-DEVICES_MAX = 64
 
 
 class HandleKind(IntEnum):
@@ -15,10 +14,10 @@ class HandleKind(IntEnum):
     HOST_FILE = 2
 
 
+def device_of(shard: int, devices: int) -> int:
+    """Which of a host's GPUs the rank of this shard runs on: ranks are numbered through the hosts, GPU by GPU."""
+    return shard % devices
+
+
 def is_stand_in(name: str) -> bool:
     return name.startswith(STAND_IN) and name.removeprefix(STAND_IN).isdigit()
-
-
-def is_device_name(name: str) -> bool:
-    """An ordinal of CUDA, or a stand-in."""
-    return is_stand_in(name) or (name.isascii() and name.isdigit() and int(name) < DEVICES_MAX)

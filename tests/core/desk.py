@@ -177,6 +177,7 @@ class Desk:
         dram: int = 8,
         nvme: int = 0,
         hbm: int = 0,
+        gpus: int = 1,
         policy: str = "lru",
         limits: Limits | None = None,
         **shares: float,
@@ -189,7 +190,9 @@ class Desk:
         ]
         self.catalog = Catalog(tiers=tiers, policy=policy, limits=limits or Limits(), epoch=7)
         for tier, units in sizes.items():
-            self.catalog.grow(tier, 0, units)
+            parts = gpus if tier is TierId.HBM else 1
+            for segment in range(parts):
+                self.catalog.grow(tier, segment, units // parts)
         self.namers = [Namer(layout) for layout in layouts_of(*(specs or (spec_of("m"),)))]
         for namer in self.namers:
             self.catalog.add_namespace(namer.layout)

@@ -11,9 +11,9 @@ import pytest
 from kvstored.core.calls import CopyTask, FillStatus, ReadStatus, Reason, StoredPiece
 from kvstored.core.columnar import Grant
 from kvstored.core.copying import Copying, CopyRun
-from kvstored.core.types import TierId
+from kvstored.core.types import NamespaceSpec, TierId
 from kvstored.errors import InvalidArgument, KvstoredError
-from tests.core.desk import LINEAR, SPARSE, STATE, Desk, freed_in, remove, spec_of
+from tests.core.desk import LINEAR, SHARDED, SPARSE, STATE, Desk, freed_in, remove, spec_of
 
 PATHS = ("abcdefgh", "abcdijkl", "mnop", "qrstuv")
 STEPS = 300
@@ -276,3 +276,78 @@ def test_window_and_state_are_not_read_on_the_gpu() -> None:
         )
     with pytest.raises(InvalidArgument):
         Desk().catalog.acquire(Desk().namers[0].acquire(1, ["a"], tier=TierId.HBM), desk.now_s)
+
+
+# ---- several GPUs
+
+
+def desk_with_gpus(devices: int, *specs: NamespaceSpec, units: int = 8) -> Desk:
+    return Desk(*specs, dram=64, hbm=units * devices, gpus=devices)
+
+
+def devices_of(desk: Desk, name: str) -> dict[tuple[int, int], int]:
+    """The GPU of each (group, shard)."""
+    books = desk.catalog.books
+    return {
+        (int(books.pieces.group[row]), int(books.pieces.shard[row])): books.place(row)[0].segment
+        for copy in desk.copies(name)
+        if int(books.copies.tier[copy]) == TierId.HBM
+        for row in books.pieces_of(copy)
+    }
+
+
+def put_all_ranks(desk: Desk, names: str, tp: int) -> None:
+    for shard in range(tp):
+        desk.put(names, shard=shard)
+
+
+def test_shards_lie_on_the_gpu_of_their_rank() -> None:
+    desk = desk_with_gpus(4, spec_of("m", SHARDED, tp=4))
+    put_all_ranks(desk, "ab", 4)
+    up(desk, "ab")
+    for name in "ab":
+        assert devices_of(desk, name) == {(0, rank): rank for rank in range(4)}
+
+
+def test_ranks_beyond_the_host_s_gpus_begin_again() -> None:
+    desk = desk_with_gpus(2, spec_of("m", SHARDED, tp=4))
+    put_all_ranks(desk, "a", 4)
+    up(desk, "a")
+    assert devices_of(desk, "a") == {(0, 0): 0, (0, 1): 1, (0, 2): 0, (0, 3): 1}
+
+
+def test_a_path_stays_on_one_gpu_and_others_go_where_there_is_room() -> None:
+    """Of groups that every rank has alike: they are stored once, and other ranks read them over the link between GPUs."""
+    desk = desk_with_gpus(2)
+    desk.put("abc")
+    desk.put("xyz")
+    up(desk, "abc")
+    first = {devices_of(desk, name)[0, 0] for name in "abc"}
+    up(desk, "xyz")
+    second = {devices_of(desk, name)[0, 0] for name in "xyz"}
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+def test_a_full_gpu_does_not_keep_blocks_from_another() -> None:
+    desk = desk_with_gpus(2, units=4)
+    desk.put("abcdef")
+    up(desk, "abcdef")
+    placed = [devices_of(desk, name)[0, 0] for name in "abcdef"]
+    assert placed[:4] == [placed[0]] * 4
+    assert placed[4:] == [1 - placed[0]] * 2
+
+
+def test_a_block_is_on_the_gpus_when_every_rank_s_shard_is() -> None:
+    desk = desk_with_gpus(2, spec_of("m", SHARDED, tp=2))
+    put_all_ranks(desk, "a", 2)
+    desk.put("b", under="a", shard=0)  # the other rank's is still missing
+    up(desk, "ab")
+    assert desk.hits("ab").tier_blocks == (1, 0, 0, 0)
+    call = desk.namers[0].acquire(desk.session, ["a", "b"], shard=1, tier=TierId.HBM)
+    acquired = desk.catalog.acquire(call, desk.now_s)
+    grant = desk.catalog.grant(acquired.lease, desk.now_s)
+    assert [block.status for block in grant.blocks] == [ReadStatus.HIT, ReadStatus.MISS]
+    piece = grant.blocks[0].pieces[0]
+    assert piece is not None
+    assert piece.place[0].segment == 1

@@ -88,7 +88,9 @@ class Life:
     def read_on_gpu(self) -> None:
         """Some of what was acknowledged, brought up and read in place: right or a miss. After a restart nothing is there at first."""
         read = 0
-        wait_until(lambda: any(t.granted_bytes for t in self.served.stat().tiers if t.name == "hbm"))
+        wait_until(
+            lambda: any(t.granted_bytes for t in self.served.stat().tiers if t.name == "hbm")
+        )
         with Client(self.served.address) as client:
             for size_bytes, stored in list(self.journal.stored.items()):
                 namespace = client.open_namespace(spec_of(size_bytes))
@@ -162,9 +164,7 @@ def test_the_same_with_a_gpu_whose_contents_are_lost(
     _live(tmp_path, rng, rounds, {"hbm.devices": "host:0", "hbm.capacity": "24MiB"})
 
 
-def _live(
-    tmp_path: Path, rng: random.Random, rounds: tuple[str, ...], gpu: dict[str, str]
-) -> None:
+def _live(tmp_path: Path, rng: random.Random, rounds: tuple[str, ...], gpu: dict[str, str]) -> None:
     settings = {"limits.quarantine": "1s", "disk.admit_hits": "0", **gpu}
     with Served(tmp_path, dram="384MiB", settings=settings) as served:
         life = Life(served, rng)
