@@ -5,7 +5,7 @@ error here: NoSpace where memory lacks, Unavailable for the rest, after which th
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from kvstored.core.devices import HandleKind
 from kvstored.errors import NoSpace, Unavailable
 from kvstored.tiers import kernels, nvml
 from kvstored.tiers import views as memory
-from kvstored.tiers.device import Handle, Move
+from kvstored.tiers.device import Handle, Moves
 from kvstored.tiers.submission import Pinned, Submission, planned
 
 STAGING_BYTES = 32 << 20
@@ -28,8 +28,8 @@ LOWEST_PRIORITY = 0
 """Of streams: the engine's kernels come first."""
 PORTABLE_AND_MAPPED = 1 | 2
 OUT_OF_MEMORY = 2
-TO_POOL, TO_HOST = 1, 2
-"""Kinds of cudaMemcpy."""
+BY_ADDRESS = 4
+"""The kind of cudaMemcpy that finds out from the addresses which way it goes."""
 
 
 class CudaDevice:
@@ -84,30 +84,32 @@ class CudaDevice:
             return Handle(HandleKind.NOT_SHARED, b"", device)
         return Handle(HandleKind.CUDA_IPC, payload, device)
 
-    def upload(self, moves: Sequence[Move]) -> None:
+    def upload(self, moves: Moves) -> None:
         for submission in planned(moves, self._pinned, STAGING_BYTES, RUNS_MAX):
             with self._worker() as worker:
-                for begin, view in submission.staged:
-                    np.copyto(worker.staging[begin : begin + len(view)], view)
+                for begin, address, size in submission.staged:
+                    source = memory.at_address(address, size)
+                    np.copyto(worker.staging[begin : begin + size], source)
                 self._submit(worker, submission, kernels.UPLOAD)
 
-    def download(self, moves: Sequence[Move]) -> None:
+    def download(self, moves: Moves) -> None:
         for submission in planned(moves, self._pinned, STAGING_BYTES, RUNS_MAX):
             with self._worker() as worker:
                 self._submit(worker, submission, kernels.DOWNLOAD)
-                for begin, view in submission.staged:
-                    np.copyto(view, worker.staging[begin : begin + len(view)])
+                for begin, address, size in submission.staged:
+                    target = memory.at_address(address, size)
+                    np.copyto(target, worker.staging[begin : begin + size])
 
-    def register(self, memory: NDArray[np.uint8]) -> None:
+    def register(self, chunk: NDArray[np.uint8]) -> None:
         if not self._reaches_host:
             raise NoSpace("this gpu does not reach pinned host memory: copies are staged")
-        address = memory.ctypes.data
+        address = chunk.ctypes.data
         try:
             with self._current():
-                self._runtime.hostRegister(address, len(memory), PORTABLE_AND_MAPPED)
+                self._runtime.hostRegister(address, len(chunk), PORTABLE_AND_MAPPED)
         except self._runtime.CUDARuntimeError as error:
-            raise NoSpace(f"memory cannot be pinned: bytes={len(memory)}: {error}") from error
-        self._pinned.add(address, len(memory))
+            raise NoSpace(f"memory cannot be pinned: bytes={len(chunk)}: {error}") from error
+        self._pinned.add(address, len(chunk))
 
     def close(self) -> None:
         """What a lost device does not give back ends with the process."""
@@ -125,7 +127,8 @@ class CudaDevice:
     def _submit(self, worker: "_Worker", submission: Submission, direction: np.uint32) -> None:
         """Everything is on its way before the one wait."""
         runs = submission.runs
-        runs["host"][submission.is_staged] += np.uint64(worker.address)
+        first_staged = len(runs) - len(submission.staged)
+        runs["host"][first_staged:] += np.uint64(worker.address)
         is_large = runs["size"] >= LARGE_BYTES
         with self._translated("is lost"), self._current():
             self._copy_small(worker, runs[~is_large], direction)
@@ -147,10 +150,8 @@ class CudaDevice:
     def _copy_large(
         self, worker: "_Worker", host: int, own: int, size: int, direction: np.uint32
     ) -> None:
-        to, source, kind = (own, host, TO_POOL)
-        if direction == kernels.DOWNLOAD:
-            to, source, kind = (host, own, TO_HOST)
-        self._runtime.memcpyAsync(to, source, size, kind, worker.stream.ptr)
+        to, source = (own, host) if direction == kernels.UPLOAD else (host, own)
+        self._runtime.memcpyAsync(to, source, size, BY_ADDRESS, worker.stream.ptr)
 
     @contextmanager
     def _worker(self) -> "Iterator[_Worker]":

@@ -6,21 +6,32 @@ A device moves bytes and knows nothing of blocks. Its calls block and belong to 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.devices import HandleKind, is_stand_in
 from kvstored.errors import InvalidArgument
-from kvstored.tiers.base import Views
 
 
-class Move(NamedTuple):
-    """One run of bytes: from or to `offset` of the pool, and where it lies on the host."""
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Runs of bytes by columns: from or to these offsets of the pool, and their addresses on the host. Who passes them keeps that memory."""
 
-    offset: int
-    views: Views
+    offsets: NDArray[np.uint64]
+    addresses: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def moves_of(runs: Sequence[tuple[int, NDArray[np.uint8]]]) -> Moves:
+    """Of runs that are views, each with its offset in the pool."""
+    rows = [(offset, view.__array_interface__["data"][0], view.size) for offset, view in runs]
+    offsets, addresses, sizes = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
+    return Moves(offsets, addresses, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +57,15 @@ class Device(Protocol):
     @property
     def handle(self) -> Handle: ...
 
-    def upload(self, moves: Sequence[Move]) -> None:
+    def upload(self, moves: Moves) -> None:
         """Host to device, all in one submission; they are there when it returns."""
         ...
 
-    def download(self, moves: Sequence[Move]) -> None:
+    def download(self, moves: Moves) -> None:
         """Device to host; the same."""
         ...
 
-    def register(self, memory: NDArray[np.uint8]) -> None:
+    def register(self, chunk: NDArray[np.uint8]) -> None:
         """Pin host memory, so that the device reads and writes it itself. What is not pinned is copied once more. Raises NoSpace."""
         ...
 

@@ -31,7 +31,7 @@ from kvstored.tiers.base import (
     ref_of,
     write_each,
 )
-from kvstored.tiers.device import Device, Handle, Move, Opener
+from kvstored.tiers.device import Device, Handle, Moves, Opener, moves_of
 from kvstored.tiers.record import RECORD, Record, Records, State
 
 _Head = tuple[int, int]
@@ -192,17 +192,17 @@ class Hbm:
         return record if is_live else None
 
     def _submit(
-        self, carry: Callable[[Device, Sequence[Move]], None], items: Sequence[tuple[Place, Views]]
+        self, carry: Callable[[Device, Moves], None], items: Sequence[tuple[Place, Views]]
     ) -> KvstoredError | None:
         """One submission on each device that has a part in it."""
         if self.fault is not None:
             return Unavailable(f"the hbm tier is off: {self.fault}")
-        moves: dict[int, list[Move]] = {}
+        runs: dict[int, list[tuple[int, NDArray[np.uint8]]]] = {}
         for place, views in items:
-            _cut(place, views, moves)
+            _cut(place, views, runs)
         try:
-            for segment, mine in sorted(moves.items()):
-                carry(self._devices[segment], mine)
+            for segment, mine in sorted(runs.items()):
+                carry(self._devices[segment], moves_of(mine))
         except KvstoredError as error:
             if not isinstance(error, NoSpace):
                 self.fail(error)
@@ -210,11 +210,11 @@ class Hbm:
         return None
 
 
-def _upload(device: Device, moves: Sequence[Move]) -> None:
+def _upload(device: Device, moves: Moves) -> None:
     device.upload(moves)
 
 
-def _download(device: Device, moves: Sequence[Move]) -> None:
+def _download(device: Device, moves: Moves) -> None:
     device.download(moves)
 
 
@@ -222,16 +222,15 @@ def _head(place: Place) -> _Head:
     return place[0].segment, place[0].start
 
 
-def _cut(place: Place, views: Views, moves: dict[int, list[Move]]) -> None:
-    """The piece as runs that lie together in a pool."""
+def _cut(place: Place, views: Views, runs: dict[int, list[tuple[int, NDArray[np.uint8]]]]) -> None:
+    """The piece as runs that lie together on both sides, by the pool that they are in."""
     rest = list(reversed(views))
     for extent in place:
-        left, mine = extent.units * UNIT_BYTES, list[NDArray[np.uint8]]()
-        while rest and left:
+        at, end = extent.start * UNIT_BYTES, (extent.start + extent.units) * UNIT_BYTES
+        while rest and at < end:
             view = rest.pop()
-            mine.append(view[:left])
-            if len(view) > left:
-                rest.append(view[left:])
-            left -= len(mine[-1])
-        if mine:
-            moves.setdefault(extent.segment, []).append(Move(extent.start * UNIT_BYTES, mine))
+            mine = view[: end - at]
+            if len(view) > len(mine):
+                rest.append(view[len(mine) :])
+            runs.setdefault(extent.segment, []).append((at, mine))
+            at += len(mine)

@@ -5,7 +5,7 @@ The handle names the pool's memfd below /proc, which processes of the same user 
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from kvstored import machine
 from kvstored.core.devices import HandleKind
 from kvstored.errors import NoSpace
-from kvstored.tiers import views as memory
-from kvstored.tiers.device import Handle, Move
+from kvstored.tiers.device import Handle, Moves
+from kvstored.tiers.views import at_address
 
 
 class HostDevice:
@@ -47,21 +47,26 @@ class HostDevice:
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Handle(HandleKind.HOST_FILE, path.encode(), b"host")
 
-    def upload(self, moves: Sequence[Move]) -> None:
-        for offset, views in moves:
-            memory.copy(views, [self._at(offset, memory.size_of(views))])
+    def upload(self, moves: Moves) -> None:
+        for own, host in self._pairs(moves):
+            np.copyto(own, host)
 
-    def download(self, moves: Sequence[Move]) -> None:
-        for offset, views in moves:
-            memory.copy([self._at(offset, memory.size_of(views))], views)
+    def download(self, moves: Moves) -> None:
+        for own, host in self._pairs(moves):
+            np.copyto(host, own)
 
-    def register(self, memory: NDArray[np.uint8]) -> None:
-        self.registered_bytes += len(memory)
+    def register(self, chunk: NDArray[np.uint8]) -> None:
+        self.registered_bytes += len(chunk)
 
     def close(self) -> None:
         """Views that are still held keep the mapping."""
         os.close(self._fd)
         self._pool = np.empty(0, dtype=np.uint8)
+
+    def _pairs(self, moves: Moves) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        columns = (moves.offsets.tolist(), moves.addresses.tolist(), moves.sizes.tolist())
+        for offset, address, size in zip(*columns, strict=True):
+            yield self._at(offset, size), at_address(address, size)
 
     def _at(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         assert offset + size_bytes <= len(self._pool), "beyond the pool"

@@ -13,7 +13,7 @@ from kvstored.errors import InvalidArgument, Unavailable
 from kvstored.store import gpu
 from kvstored.store.events import EventKind
 from kvstored.store.jobs import JobState
-from kvstored.tiers.device import Device, Move
+from kvstored.tiers.device import Device, Moves
 from kvstored.tiers.stand_in import HostDevice
 from tests.store.world import World, hybrid_spec, keys_of, running, spec_of
 
@@ -187,12 +187,12 @@ def test_removed_and_replaced_blocks_leave_the_gpu_too(tmp_path: Path) -> None:
 class Losable(HostDevice):
     lost = False
 
-    def upload(self, moves: Sequence[Move]) -> None:
+    def upload(self, moves: Moves) -> None:
         if self.lost:
             raise Unavailable("gpu is lost: device=0: Xid 79")
         super().upload(moves)
 
-    def download(self, moves: Sequence[Move]) -> None:
+    def download(self, moves: Moves) -> None:
         if self.lost:
             raise Unavailable("gpu is lost: device=0: Xid 79")
         super().download(moves)

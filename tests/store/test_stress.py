@@ -5,7 +5,6 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from kvstored.core.calls import ReadStatus
 from kvstored.core.types import Layout, NamespaceSpec, TierId
 from kvstored.errors import KvstoredError, NoSpace
 from kvstored.store.sessions import Session
-from kvstored.tiers.device import Move
+from kvstored.tiers.device import Moves
 from kvstored.tiers.faulty import Faults
 from kvstored.tiers.stand_in import HostDevice
+from kvstored.tiers.views import at_address
 from tests.store.world import World, hybrid_spec, keys_of, running, spec_of
 
 FAULTS = Faults(no_space=0.05, write_error=0.1, read_error=0.1, bit_flip=0.05, delay_s_max=0.004)
@@ -143,16 +143,17 @@ class FaultyDevice(HostDevice):
         self._rng = rng
         self._turn = threading.Lock()
 
-    def upload(self, moves: Sequence[Move]) -> None:
+    def upload(self, moves: Moves) -> None:
         self._stumble()
         super().upload(moves)
 
-    def download(self, moves: Sequence[Move]) -> None:
+    def download(self, moves: Moves) -> None:
         self._stumble()
         super().download(moves)
         with self._turn:
             if self._rng.random() < 0.1:
-                view = self._rng.choice(moves).views[0]
+                i = self._rng.randrange(len(moves))
+                view = at_address(int(moves.addresses[i]), int(moves.sizes[i]))
                 view[self._rng.randrange(len(view))] ^= 1
 
     def _stumble(self) -> None:

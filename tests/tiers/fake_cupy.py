@@ -56,6 +56,15 @@ class FakeRuntime:
         assert attribute == self.cudaDevAttrCanUseHostPointerForRegisteredMem
         return self.reaches_host
 
+    def getDeviceProperties(self, device: int) -> dict[str, bytes]:
+        return {"name": b"Fake GPU"}
+
+    def driverGetVersion(self) -> int:
+        return 13000
+
+    def runtimeGetVersion(self) -> int:
+        return 13000
+
     def malloc(self, size: int) -> int:
         if sum(self.allocated.values()) + size > self.device_bytes:
             raise CUDARuntimeError(OUT_OF_MEMORY)
@@ -87,8 +96,9 @@ class FakeRuntime:
         del self.registered[address]
 
     def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
-        self.reach(source if kind == 1 else to, size)
-        self.own(to if kind == 1 else source, size)
+        assert kind in (1, 2, 3, 4)
+        self.reach(source, size)
+        self.reach(to, size)
         self.calls.append(f"memcpy {size}")
         ctypes.memmove(to, source, size)
 
@@ -109,10 +119,10 @@ class FakeRuntime:
     # what a device would notice
 
     def reach(self, address: int, size: int) -> None:
-        """Host memory that one copy touches: within one pinned or registered range."""
+        """Memory that one copy touches: within one range that was allocated, pinned or registered."""
         if self.lost:
             raise CUDARuntimeError(LOST)
-        ranges = [*self.pinned.items(), *self.registered.items()]
+        ranges = [*self.pinned.items(), *self.registered.items(), *self.allocated.items()]
         if not any(a <= address and address + size <= a + s for a, s in ranges):
             raise CUDARuntimeError(INVALID)
 
@@ -208,7 +218,8 @@ class FakeStream:
     ptr = 7
 
     def __init__(self, runtime: FakeRuntime, options: dict[str, object]) -> None:
-        assert options == {"non_blocking": True, "priority": 0}
+        assert options.get("non_blocking"), "waits for the default stream"
+        assert options.get("priority", 0) == 0, "before the engine"
         self._runtime = runtime
 
     def synchronize(self) -> None:

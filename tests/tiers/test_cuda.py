@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvstored.core.devices import HandleKind
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import NoSpace, Unavailable
 from kvstored.tiers.base import Tier
 from kvstored.tiers.cuda import LARGE_BYTES, STAGING_BYTES, CudaDevice
-from kvstored.tiers.device import Move, open_device
+from kvstored.tiers.device import moves_of, open_device
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.nvml import used_bytes
 from tests.tiers.conformance import SEGMENT_UNITS, Conformance
@@ -48,15 +49,16 @@ class TestCudaConforms(Conformance):
         hbm.close()
 
 
-def moves_of(memory: np.ndarray, sizes: list[int]) -> list[Move]:  # type: ignore[type-arg]
+def pieces_of(memory: NDArray[np.uint8], sizes: list[int]) -> list[tuple[int, NDArray[np.uint8]]]:
     """Pieces with gaps on both sides, in another order in the pool."""
-    moves, at, offset = [], 0, POOL_BYTES
+    pieces = []
+    at, offset = 0, POOL_BYTES
     for size in sizes:
         offset -= size + 4096
         offset -= offset % 16
-        moves.append(Move(offset, [memory[at : at + size]]))
+        pieces.append((offset, memory[at : at + size]))
         at += size + 48
-    return moves
+    return pieces
 
 
 @pytest.mark.parametrize("pinned", ["all", "half", "none"])
@@ -68,11 +70,11 @@ def test_pieces_of_every_size_go_up_and_come_down(
     for begin in range(0, {"all": 8, "half": 4, "none": 0}[pinned] << 20, 1 << 20):
         device.register(memory[begin : begin + (1 << 20)])  # in chunks, as the arena is
     sizes = [1, 4096, 70_000, LARGE_BYTES, 3 << 20, *[65_536] * 40, 5]
-    moves, original = moves_of(memory, sizes), memory.copy()
-    device.upload(moves)
-    for move in moves:
-        move.views[0][:] = 0
-    device.download(moves)
+    pieces, original = pieces_of(memory, sizes), memory.copy()
+    device.upload(moves_of(pieces))
+    for _, view in pieces:
+        view[:] = 0
+    device.download(moves_of(pieces))
     np.testing.assert_array_equal(memory, original)
 
 
@@ -81,8 +83,8 @@ def test_thousands_of_pinned_pieces_are_one_kernel_and_one_wait(
 ) -> None:
     memory = np.zeros(24 << 20, dtype=np.uint8)
     device.register(memory)
-    moves = [Move(i * 8192, [memory[i * 8192 : i * 8192 + 4096]]) for i in range(3000)]
-    device.upload(moves)
+    pieces = [(i * 8192, memory[i * 8192 : i * 8192 + 4096]) for i in range(3000)]
+    device.upload(moves_of(pieces))
     assert runtime.calls == ["kernel 3000", "synchronized"]
 
 
@@ -90,11 +92,11 @@ def test_what_is_not_pinned_is_staged_in_bounded_parts(
     device: CudaDevice, runtime: FakeRuntime
 ) -> None:
     memory = np.arange(40 << 20, dtype=np.uint8)
-    device.upload([Move(0, [memory])])
+    device.upload(moves_of([(0, memory)]))
     assert runtime.calls.count("synchronized") == 2  # 32 and 8 MiB
     assert max(runtime.pinned.values()) < STAGING_BYTES + (4 << 20)
     back = np.zeros_like(memory)
-    device.download([Move(0, [back])])
+    device.download(moves_of([(0, back)]))
     np.testing.assert_array_equal(back, memory)
 
 
@@ -105,7 +107,7 @@ def test_a_large_piece_over_two_chunks_of_pinned_memory_is_two_copies(
     memory = np.zeros(4 << 20, dtype=np.uint8)
     device.register(memory[: 2 << 20])
     device.register(memory[2 << 20 :])
-    device.upload([Move(0, [memory[1 << 20 : 3 << 20]])])
+    device.upload(moves_of([(0, memory[1 << 20 : 3 << 20])]))
     assert runtime.calls == ["memcpy 1048576", "memcpy 1048576", "synchronized"]
 
 
@@ -117,7 +119,7 @@ def test_a_gpu_that_does_not_reach_host_memory_stages_everything(
     memory = np.arange(1 << 20, dtype=np.uint8)
     with pytest.raises(NoSpace):
         device.register(memory)
-    device.upload([Move(0, [memory])])
+    device.upload(moves_of([(0, memory)]))
     device.close()
 
 
@@ -128,7 +130,7 @@ def test_memory_that_cannot_be_pinned_is_no_space_and_still_copied(
     device.register(memory)
     with pytest.raises(NoSpace, match="cannot be pinned"):
         device.register(memory)
-    device.upload([Move(0, [memory])])
+    device.upload(moves_of([(0, memory)]))
 
 
 def test_a_pool_that_does_not_fit_is_no_space(runtime: FakeRuntime) -> None:
@@ -144,9 +146,9 @@ def test_a_device_that_is_not_there_is_unavailable(runtime: FakeRuntime) -> None
 def test_a_lost_device_is_unavailable(device: CudaDevice, runtime: FakeRuntime) -> None:
     runtime.lost = True
     with pytest.raises(Unavailable, match="cudaError 46"):
-        device.upload([Move(0, [np.zeros(4096, dtype=np.uint8)])])
+        device.upload(moves_of([(0, np.zeros(4096, dtype=np.uint8))]))
     runtime.lost = False
-    device.upload([Move(0, [np.zeros(4096, dtype=np.uint8)])])
+    device.upload(moves_of([(0, np.zeros(4096, dtype=np.uint8))]))
 
 
 def test_a_wheel_that_does_not_import_is_unavailable_and_names_the_extras(
@@ -174,7 +176,7 @@ def test_clients_map_the_pool_by_its_handle_and_let_go_with_the_last_array(
 
     runtime.can_share = True
     memory = np.arange(8192, dtype=np.uint8)
-    device.upload([Move(4096, [memory])])
+    device.upload(moves_of([(4096, memory)]))
     handle = device.handle
     facts = pb.GpuPoolResponse(
         kind=pb.CUDA_IPC, handle=handle.payload, device=handle.device, pool_bytes=POOL_BYTES
@@ -194,3 +196,20 @@ def test_clients_map_the_pool_by_its_handle_and_let_go_with_the_last_array(
 
 def test_use_of_a_gpu_without_its_library_is_not_known() -> None:
     assert used_bytes("0000:00:00.0", library="no-such-library.so") == 0
+
+
+def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reached(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import gpu
+
+    monkeypatch.setattr(gpu, "TOTAL_BYTES", 64 << 20)
+    monkeypatch.setattr(gpu, "PIECES", [64 << 10, 1 << 20])
+    monkeypatch.setattr(gpu, "REPEATS", 1)
+    monkeypatch.setattr(sys, "argv", ["bench.gpu"])
+    runtime.device_bytes = 128 << 20
+    assert gpu.main() in (0, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["piece", "one", "64", "1", "target:"]
+    runtime.devices = 0
+    assert gpu.main() == 3

@@ -1,6 +1,6 @@
 """The HBM tier on a stand-in for a GPU keeps the promises of every tier, and goes off with a reason when its device does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,7 +8,7 @@ from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import InvalidArgument, KvstoredError, NoSpace, NotFound, Unavailable
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Link, Tier, ref_of
-from kvstored.tiers.device import Device, Move, open_device
+from kvstored.tiers.device import Device, Moves, moves_of, open_device
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.record import Record
 from kvstored.tiers.stand_in import HostDevice
@@ -51,15 +51,15 @@ class Counted(HostDevice):
         super().__init__(size_bytes)
         self.submissions: list[int] = []
 
-    def upload(self, moves: Sequence[Move]) -> None:
+    def upload(self, moves: Moves) -> None:
         self._submitted(moves)
         super().upload(moves)
 
-    def download(self, moves: Sequence[Move]) -> None:
+    def download(self, moves: Moves) -> None:
         self._submitted(moves)
         super().download(moves)
 
-    def _submitted(self, moves: Sequence[Move]) -> None:
+    def _submitted(self, moves: Moves) -> None:
         if self.lost:
             raise Unavailable("device lost: Xid 79")
         self.submissions.append(len(moves))
@@ -130,7 +130,7 @@ def test_bytes_that_somebody_wrote_over_are_never_handed_out() -> None:
     """A pool is mapped by its clients, and CUDA IPC has no read-only mapping."""
     hbm, (device,) = counted(1)
     stored = write_one(hbm, *piece(1, run_of(0, 5000), 5000))
-    device.upload([Move(4000, content(9, 3))])
+    device.upload(moves_of([(4000, content(9, 3)[0])]))
     outcome = hbm.read([(ref_of(stored), stored.place, empty(5000))])[0]
     assert isinstance(outcome, KvstoredError)
     assert "checksum" in str(outcome)

@@ -19,12 +19,14 @@ from kvstored.codec.plan import Method, Step
 from kvstored.codec.streams import Reader, Writer
 from kvstored.codec.values import floats_of, words_of_floats
 from kvstored.tiers import kernels
-from kvstored.tiers.device import Move
+from kvstored.tiers.device import moves_of
 from kvstored.tiers.submission import Pinned, planned
+from kvstored.tiers.views import at_address
 
 SOURCE = Path(kernels.__file__).with_name("kernels.cu")
 NUMBERS = [Element.BF16, Element.F16, Element.F8E4M3, Element.F8E5M2, Element.F32]
 Bytes = NDArray[np.uint8]
+Run = tuple[int, Bytes]
 
 
 def at(array: NDArray[np.generic]) -> ctypes.c_void_p:
@@ -61,9 +63,10 @@ def test_the_kernels_compile_for_a_gpu_without_one(tmp_path: Path, arch: str) ->
 # ---- copies
 
 
-def scattered(rng: np.random.Generator, memory: Bytes, pool_bytes: int) -> list[Move]:
+def scattered(rng: np.random.Generator, memory: Bytes, pool_bytes: int) -> list[Run]:
     """Pieces of every size and alignment that do not overlap, each cut into a few views."""
-    moves, at_host, at_pool = [], 0, 0
+    runs: list[Run] = []
+    at_host = at_pool = 0
     for _ in range(200):
         size = int(rng.choice([1, 15, 16, 4096, 4097, kernels.TILE_BYTES, 40_000]))
         at_host += int(rng.integers(0, 40))
@@ -72,11 +75,13 @@ def scattered(rng: np.random.Generator, memory: Bytes, pool_bytes: int) -> list[
             break
         cuts = sorted(rng.integers(0, size + 1, 2).tolist())
         piece = memory[at_host : at_host + size]
-        views = [part for part in np.split(piece, cuts) if len(part)]
-        moves.append(Move(at_pool, views))
-        at_host, at_pool = at_host + size, at_pool + size
-    assert len(moves) > 50
-    return moves
+        at_host += size
+        for part in np.split(piece, cuts):
+            if len(part):
+                runs.append((at_pool, part))
+                at_pool += len(part)
+    assert len(runs) > 50
+    return runs
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0], ids=["staged", "partly pinned", "pinned"])
@@ -93,21 +98,20 @@ def test_copies_of_scattered_runs_move_every_byte_and_no_other(
     for begin in range(0, int(len(memory) * share), chunk):
         pinned.add(memory.ctypes.data + begin, chunk)
     expected = pool.copy()
-    for offset, views in moves:
-        expected[offset : offset + sum(map(len, views))] = np.concatenate(views)
+    for offset, view in moves:
+        expected[offset : offset + len(view)] = view
     carry(host, moves, pinned, pool, kernels.UPLOAD, blocks)
     np.testing.assert_array_equal(pool, expected)
     original = memory.copy()
-    for _, views in moves:
-        for view in views:
-            view[:] = 0
+    for _, view in moves:
+        view[:] = 0
     carry(host, moves, pinned, pool, kernels.DOWNLOAD, blocks)
     np.testing.assert_array_equal(memory, original)
 
 
 def carry(
     host: ctypes.CDLL,
-    moves: list[Move],
+    runs_of_views: list[Run],
     pinned: Pinned,
     pool: Bytes,
     direction: np.uint32,
@@ -115,19 +119,19 @@ def carry(
 ) -> None:
     """As `CudaDevice` does it."""
     staging = np.empty(1 << 19, dtype=np.uint8)
-    for submission in planned(moves, pinned, len(staging), 1000):
+    for submission in planned(moves_of(runs_of_views), pinned, len(staging), 1000):
         if direction == kernels.UPLOAD:
-            for begin, view in submission.staged:
-                staging[begin : begin + len(view)] = view
+            for begin, address, size in submission.staged:
+                staging[begin : begin + size] = at_address(address, size)
         runs = submission.runs.copy()
-        runs["host"][submission.is_staged] += np.uint64(staging.ctypes.data)
+        runs["host"][len(runs) - len(submission.staged) :] += np.uint64(staging.ctypes.data)
         kernels.number_tiles(runs)
         count = ctypes.c_uint(len(runs))
         way = ctypes.c_uint(int(direction))
         launched(host.host_copy_runs, at(runs), count, at(pool), way, blocks=blocks)
         if direction == kernels.DOWNLOAD:
-            for begin, view in submission.staged:
-                view[:] = staging[begin : begin + len(view)]
+            for begin, address, size in submission.staged:
+                at_address(address, size)[:] = staging[begin : begin + size]
 
 
 # ---- byte planes

@@ -1,7 +1,7 @@
 // Makes the kernels plain C++: every thread of a grid runs after the other. They have no barriers, so that is one of their legal orders.
 #pragma once
 struct Index { unsigned x; };
-static Index blockIdx, threadIdx, blockDim, gridDim;
+static thread_local Index blockIdx, threadIdx, blockDim, gridDim;
 #define __global__
 #define __device__
 #define __forceinline__ inline
