@@ -16,6 +16,7 @@ from kvstored.core.columns import DOOMED, READY, TARGET
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.devices import device_of
 from kvstored.core.eviction import Evictor
+from kvstored.core.lifting import find_liftable
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
@@ -115,7 +116,8 @@ class Carriage:
         books = self._books
         if target not in (TierId.HBM, READ_TIER) or target not in books.space.books:
             raise InvalidArgument(f"no such tier here: tier={target.name.lower()}")
-        many = self._prefetch_many(as_rows(blocks), target, now_s)
+        take_many = self._lift_many if target is TierId.HBM else self._prefetch_many
+        many = take_many(as_rows(blocks), target, now_s)
         if many is not None:
             return many
         tasks: list[Copying] = []
@@ -172,6 +174,30 @@ class Carriage:
             *coming,
             *(copy for run in loads for copy in run.target_copies.tolist()),
         ]
+
+    def _lift_many(
+        self, rows: Rows, target: TierId, now_s: float
+    ) -> tuple[list[Copying], list[int]] | None:
+        """The same up to the one GPU that there is: with several each block is placed for itself."""
+        books = self._books
+        extents = books.space.books[target].extents
+        if len(rows) < PLAIN_MIN or books.recovering or len(extents.segments()) != 1:
+            return None
+        ns = int(books.blocks.ns[rows[0]])
+        found = find_liftable(books, ns, rows) if books.layouts[ns].is_plain else None
+        if found is None or target in books.lost:
+            return None
+        books.hold(rows)  # what of them is there already does not make room for the rest
+        places = self.room_for(found.sources, target, now_s)
+        books.release_holds(rows)
+        if places is None:
+            return None
+        coming = found.coming.tolist()
+        if not places.size:
+            return [], coming
+        count = places.size
+        run = self.open_run(found.sources[:count], target, places, found.asked[:count])
+        return [run], [*coming, *run.target_copies.tolist()]
 
     def _evicts_none_of(self, rows: Rows, found: Found) -> bool:
         """Whether making room for all of them at once evicts what it would for one after the other: nothing, or nothing of this path."""

@@ -67,7 +67,7 @@ class Closing:
         if part.target is TierId.DRAM:
             # before the events and the projection, which read the records
             shell.tiers.arena.ready_many(part.targets, part.checksums)
-        else:
+        elif part.target is TierId.NVME:
             shell.counts["stored_bytes", ""] += int(carried.records["stored_length"][here].sum())
         shell.apply()
         direction = f"{part.source.name.lower()}:{part.target.name.lower()}"

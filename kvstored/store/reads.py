@@ -63,9 +63,16 @@ class Reads:
         begun_s = shell.elapsed_s()
         below = replace(call, keys=chosen_keys(call.keys, lacking), tier=TierId.DRAM)
         grant = await self.acquire(below, wait_s=wait_s)
+
+        def left_s() -> float:
+            return max(0.0, wait_s - (shell.elapsed_s() - begun_s))
+
         try:
-            left_s = max(0.0, wait_s - (shell.elapsed_s() - begun_s))
-            return await self.acquire(call, wait_s=left_s)
+            loads, coming = shell.catalog.prefetch(call.ns, below.keys, TierId.HBM, shell.now_s())
+            shell.apply()
+            self._mover.start(loads, Urgency.DEMAND, keys=below.keys)
+            await self._flights.wait(coming, left_s())
+            return await self.acquire(call, wait_s=left_s())
         finally:
             if grant.lease:
                 self.release(call.session, [grant.lease])

@@ -102,9 +102,11 @@ class Storm:
         copying = self.tasks.pop(self.rng.randrange(len(self.tasks)))
         carriage = self.desk.catalog.carriage
         if isinstance(copying, CopyRun):
+            self.seen["lifted as runs"] += copying.target is TierId.HBM
             if self.rng.random() < 0.7 and carriage.commit_run(
                 copying, copying.targets, self.desk.now_s
             ):
+                self.seen[f"{copying.source.name}-{copying.target.name}"] += 1
                 return
             self.tasks += carriage.take_apart(copying)
             return
@@ -165,8 +167,12 @@ class Storm:
             self.desk.catalog.make_room(tier, self.desk.now_s)
 
 
+@pytest.mark.parametrize("plain_min", [1, 99], ids=["runs", "tasks"])
 @pytest.mark.parametrize("policy", ["lru", "composite", "lfu"])
-def test_books_of_three_tiers_stay_right_whatever_comes(policy: str) -> None:
+def test_books_of_three_tiers_stay_right_whatever_comes(
+    policy: str, plain_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstored.core.carriage.PLAIN_MIN", plain_min)
     seen: Counter[str] = Counter()
     for seed in range(6):
         storm = Storm(seed, policy)
@@ -181,6 +187,7 @@ def test_books_of_three_tiers_stay_right_whatever_comes(policy: str) -> None:
         assert all(use.leased_units == 0 for use in desk.catalog.tier_use())
     wanted = ("read in HBM", "read in DRAM", "DRAM-HBM", "HBM-DRAM", "DRAM-NVME", "NVME-DRAM")
     assert all(seen[each] for each in wanted), seen
+    assert bool(seen["lifted as runs"]) == (plain_min == 1)
 
 
 def desk_with_gpu(*, nvme: int = 0, **limits: float) -> Desk:
@@ -351,3 +358,52 @@ def test_a_block_is_on_the_gpus_when_every_rank_s_shard_is() -> None:
     piece = grant.blocks[0].pieces[0]
     assert piece is not None
     assert piece.place[0].segment == 1
+
+
+# ---- runs
+
+
+def test_many_blocks_go_up_as_one_run_with_and_without_a_copy_on_disk() -> None:
+    desk = Desk(dram=16, nvme=16, hbm=16)
+    desk.put("abcd")
+    desk.write_back()
+    desk.put("efgh", under="d")
+    loads, pending = desk.catalog.prefetch(desk.ns, desk.keys("abcdefgh"), TierId.HBM, desk.now_s)
+    (run,) = loads
+    assert isinstance(run, CopyRun)
+    assert len(run) == len(pending) == 8
+    desk.carry(loads)
+    assert all(desk.tiers_of(name) == {TierId.HBM, TierId.DRAM, TierId.NVME} for name in "abcd")
+    assert all(desk.tiers_of(name) == {TierId.HBM, TierId.DRAM} for name in "efgh")
+    assert desk.hits("abcdefgh").tier_blocks == (8, 0, 0, 0)
+    assert desk.catalog.prefetch(desk.ns, desk.keys("abcd"), TierId.HBM, desk.now_s) == ([], [])
+
+
+def test_a_run_on_its_way_up_is_taken_apart_when_one_of_its_blocks_changes() -> None:
+    desk = Desk(dram=16, nvme=16, hbm=16)
+    desk.put("abcdef")
+    (run,), _ = desk.catalog.prefetch(desk.ns, desk.keys("abcdef"), TierId.HBM, desk.now_s)
+    assert isinstance(run, CopyRun)
+    remove(desk.catalog, desk.ns, desk.keys("f"), desk.now_s)
+    assert not desk.catalog.carriage.commit_run(run, run.targets, desk.now_s)
+    desk.carry(desk.singly([run]))
+    assert desk.there("abcdef") == "abcde"
+    assert desk.tiers_of("e") == {TierId.HBM, TierId.DRAM}
+
+
+def test_a_disk_copy_that_comes_meanwhile_does_not_take_a_run_apart() -> None:
+    desk = Desk(dram=16, nvme=16, hbm=16)
+    desk.put("abcdef")
+    (run,), _ = desk.catalog.prefetch(desk.ns, desk.keys("abcdef"), TierId.HBM, desk.now_s)
+    down = desk.singly(desk.catalog.write_back(1 << 30, desk.now_s))
+    desk.carry(down)
+    desk.carry([run])
+    assert all(desk.tiers_of(name) == {TierId.HBM, TierId.DRAM, TierId.NVME} for name in "abcdef")
+
+
+def test_as_many_go_up_as_there_is_room_for() -> None:
+    desk = Desk(dram=16, hbm=4)
+    desk.put("abcdefgh")
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("abcdefgh"), TierId.HBM, desk.now_s)
+    desk.carry(loads)
+    assert "".join(n for n in "abcdefgh" if TierId.HBM in desk.tiers_of(n)) == "abcd"
