@@ -48,17 +48,6 @@ def find_liftable(books: Books, ns: int, rows: Rows) -> Liftable | None:
     return Liftable(at, np.flatnonzero(wanted), on_gpu[is_coming])
 
 
-def is_still_liftable(books: Books, targets: Rows, sources: Rows, owners: Rows) -> bool:
-    """Whether the run's blocks still have, besides their new copies, just their sources and at most one on NVMe, ready."""
-    chain = _chain(books, owners)
-    if chain is None:
-        return False
-    on_gpu, in_memory = _of_tier(books, chain, TierId.HBM), _of_tier(books, chain, TierId.DRAM)
-    below = _of_tier(books, chain, TierId.NVME)
-    is_below = (below < 0) | (books.copies.state[below] == READY)
-    return bool(((on_gpu == targets) & (in_memory == sources) & is_below).all())
-
-
 def _chain(books: Books, rows: Rows) -> tuple[Rows, Rows, Rows] | None:
     """Up to three copies of each block, -1 where there are fewer; None where one has more."""
     following = books.copies.next

@@ -13,7 +13,6 @@ from kvstored.core.calls import TouchEvent
 from kvstored.core.columnar import Places, VisibleMany
 from kvstored.core.columns import CLEAN, FILLING, READY, TARGET
 from kvstored.core.copying import CopyRun
-from kvstored.core.lifting import is_still_liftable
 from kvstored.core.plain_reads import begin_reading, end_reading
 from kvstored.core.types import Budget, Heat, NamespaceId, Rows, TierId
 
@@ -102,7 +101,7 @@ def _heats(books: Books, blocks: Rows) -> NDArray[np.uint8]:
 
 
 def are_untouched(books: Books, run: CopyRun) -> bool:
-    """Whether the run's blocks have just the copies that it found and made, as it left them, so that `finish_run` may take them."""
+    """Whether the run's blocks have just the two copies that it is about, as it left them, so that `finish_run` may take them."""
     table, rows, sources = books.copies, run.target_copies, run.source_copies
     owners = table.block[sources]
     if books.retired:
@@ -110,12 +109,9 @@ def are_untouched(books: Books, run: CopyRun) -> bool:
     fine = (owners >= 0) & (table.block[rows] == owners)
     fine &= (table.state[rows] == FILLING) & (table.missing[rows] == 1) & (table.fills[rows] == 1)
     fine &= table.state[sources] == READY
-    if not fine.all():
-        return False
-    if run.target is TierId.HBM:
-        return is_still_liftable(books, rows, sources, owners)
-    fine &= table.next[sources] < 0
-    fine &= (books.blocks.first_copy[owners] == rows) & (table.next[rows] == sources)
+    if run.target is not TierId.HBM:  # above DRAM nothing depends on what else a block has
+        fine &= (table.next[sources] < 0) & (books.blocks.first_copy[owners] == rows)
+        fine &= table.next[rows] == sources
     return bool(fine.all())
 
 

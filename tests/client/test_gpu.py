@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored.client import Client, InvalidArgument, Keys, LeaseLost, Namespace, Unavailable
+from kvstored.client import Client, InvalidArgument, Keys, LeaseLost, Namespace, Unavailable, View
+from kvstored.client.channel import Session
+from kvstored.client.links import Leased
 from kvstored.core.types import TierId
 from kvstored.pb import kvstored_pb2 as pb
 from tests.crash.blocks import content_of, spec_of, tokens_of
@@ -194,3 +196,24 @@ def test_nothing_of_cuda_is_imported_where_the_tier_is_off(tmp_path: Path) -> No
         check=False,
     )
     assert done.stdout.split() == ["0", "False"], done.stderr
+
+
+def test_a_lease_ends_only_when_the_gpu_is_done_with_its_blocks() -> None:
+    order: list[str] = []
+    leased = Leased(
+        session=Session(b"t" * 16, 1, 10.0),
+        lease=7,
+        held_until_s=0.0,
+        bytes=0,
+        blocks=(),
+        status=(),
+        miss_reason="",
+        settle=lambda: order.append("settled"),
+    )
+
+    def release(_: Leased) -> bool:
+        order.append("released")
+        return True
+
+    View(leased, release=release, renew=lambda *_: True).release()
+    assert order == ["settled", "released"]
