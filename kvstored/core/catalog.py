@@ -317,15 +317,12 @@ class Catalog:
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        lowered = self._demotion.flush(bytes_max, now_s)
-        return [*lowered, *self._write_back.flush(bytes_max, now_s)]
+        return self._demotion.flush(bytes_max, now_s) + self._write_back.flush(bytes_max, now_s)
 
     def demote(self, bytes_max: int, now_s: float) -> list[Copying]:
-        """Copies in HBM alone that would soon leave it, to carry to DRAM."""
         return self._demotion.begin(bytes_max, now_s)
 
     def lose(self, tier: TierId, now_s: float, copies_max: int) -> int:
-        """The tier's bytes are gone: forget so many of its copies; 0 when there are no more."""
         return lose(self.books, tier, now_s, copies_max)
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:

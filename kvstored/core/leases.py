@@ -150,9 +150,8 @@ class Leases:
         known = len(layout.spec.groups)
         if not call.groups_mask or call.groups_mask >> known:
             raise InvalidArgument(f"no such groups: groups={call.groups_mask:#x} known={known}")
-        if call.tier not in books.space.books:
-            raise InvalidArgument(f"no such tier here: tier={call.tier.name.lower()}")
-        if call.tier is not READ_TIER and Part.CHECKPOINT in self._parts(call):
+        assert call.tier in books.space.books, f"no such tier: tier={call.tier}"
+        if call.tier is TierId.HBM and Part.CHECKPOINT in self._parts(call):
             raise InvalidArgument("window and state groups are read from dram only")
         if not 0 <= call.shard < layout.spec.shards:
             raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")

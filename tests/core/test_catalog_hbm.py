@@ -281,8 +281,6 @@ def test_window_and_state_are_not_read_on_the_gpu() -> None:
         desk.catalog.acquire(
             desk.namers[0].acquire(desk.session, ["a"], tier=TierId.HBM), desk.now_s
         )
-    with pytest.raises(InvalidArgument):
-        Desk().catalog.acquire(Desk().namers[0].acquire(1, ["a"], tier=TierId.HBM), desk.now_s)
 
 
 # ---- several GPUs

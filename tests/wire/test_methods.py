@@ -1,5 +1,13 @@
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.wire.methods import BY_NAME, BY_NUMBER, GPU_POOL, METHODS, PROJECTION, REPORT_BULK, SEGMENT
+from kvstored.wire.methods import (
+    BY_NAME,
+    BY_NUMBER,
+    GPU_POOL,
+    METHODS,
+    PROJECTION,
+    REPORT_BULK,
+    SEGMENT,
+)
 
 STREAMING_ONLY = {"Put", "Get", "WatchEvents"}
 
