@@ -11,11 +11,11 @@ import pytest
 
 from kvstored.client import Client, InvalidArgument, Keys, LeaseLost, Namespace, Unavailable, View
 from kvstored.client.channel import Session
-from kvstored.client.links import Leased
+from kvstored.client.links import GetCall, Leased
 from kvstored.core.types import TierId
 from kvstored.pb import kvstored_pb2 as pb
 from tests.crash.blocks import content_of, spec_of, tokens_of
-from tests.crash.served import ROOT, Served, environment, wait_until
+from tests.crash.served import ROOT, Served, environment, free_port, wait_until
 
 BLOCK_BYTES = 64 << 10
 HBM = 1 << TierId.HBM
@@ -217,3 +217,34 @@ def test_a_lease_ends_only_when_the_gpu_is_done_with_its_blocks() -> None:
 
     View(leased, release=release, renew=lambda *_: True).release()
     assert order == ["settled", "released"]
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "bulk"])
+def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """The front reads segments of the arena: there the same place is another block's."""
+    listen = f"127.0.0.1:{free_port()}"
+    settings = {"hbm.devices": "host:0", "hbm.capacity": "2MiB"}
+    with (
+        Served(tmp_path, dram="32MiB", disk="0B", listen=listen, settings=settings) as served,
+        Client(served.address) as local,
+    ):
+        wait_until(lambda: hbm_of(served.stat()).granted_bytes, what="the pool is open")
+        keys = put(local.open_namespace(spec_of(BLOCK_BYTES)), [1])
+        wait_until(lambda: served.stat().front_pid, what="the front is up")
+        with Client(f"{scheme}://{listen}") as remote:
+            namespace = remote.open_namespace(spec_of(BLOCK_BYTES))
+            assert namespace.get(keys).hits == 1
+            original = Namespace._acquire
+
+            def on_gpu(*arguments: object) -> GetCall:
+                call = original(*arguments)  # type: ignore[arg-type]
+                call.request.tier = "hbm"
+                return call
+
+            monkeypatch.setattr(Namespace, "_acquire", on_gpu)
+            with pytest.raises(InvalidArgument, match="from dram only"):
+                namespace.get(keys)
+            with pytest.raises(InvalidArgument, match="local channel"):
+                namespace.map_gpu(keys)
