@@ -36,6 +36,14 @@ def namespace(served: Served) -> Iterator[Namespace]:
         yield client.open_namespace(spec_of(BLOCK_BYTES))
 
 
+def is_reached(address: str) -> bool:
+    try:
+        with Client(address) as client:
+            return bool(client.session())
+    except Unavailable:
+        return False
+
+
 def hbm_of(stat: pb.StatResponse) -> pb.TierStat:
     return next(tier for tier in stat.tiers if tier.name == "hbm")
 
@@ -232,7 +240,7 @@ def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
     ):
         wait_until(lambda: hbm_of(served.stat()).granted_bytes, what="the pool is open")
         keys = put(local.open_namespace(spec_of(BLOCK_BYTES)), [1])
-        wait_until(lambda: served.stat().front_pid, what="the front is up")
+        wait_until(lambda: is_reached(f"{scheme}://{listen}"), what="the front is up")
         with Client(f"{scheme}://{listen}") as remote:
             namespace = remote.open_namespace(spec_of(BLOCK_BYTES))
             assert namespace.get(keys).hits == 1

@@ -299,3 +299,31 @@ def test_without_gpus_the_tier_is_not_there(tmp_path: Path) -> None:
         await world.check_nothing_leaked()
 
     running(world, main)
+
+
+def test_prefetch_leaves_the_link_to_others_and_demand_overtakes_it(tmp_path: Path) -> None:
+    world = World(
+        tmp_path, hbm_blocks=32, hbm_bytes_per_s=1_000_000
+    )  # 4 blocks of burst, 40 of debt
+    world.grow()
+
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        world.put(session, layout, range(20))
+        world.store.prefetch(session, layout, keys_of(layout, range(6)), 60.0, TierId.HBM)
+        await world.settle()
+        assert all(bits & HBM for bits in where(world, layout, range(6)))
+        held = world.store.prefetch(session, layout, keys_of(layout, [8, 9]), 60.0, TierId.HBM)
+        grant = await world.acquire(session, layout, [12], tier=TierId.HBM)
+        assert grant.blocks[0].status is ReadStatus.HIT
+        assert world.store.jobs.status(held.id, "default").state is JobState.RUNNING
+        assert where(world, layout, [8, 9]) == [DRAM, DRAM]
+        world.store.release(session, [grant.lease])
+        world.clock.advance(1.0)
+        await world.settle()
+        assert all(bits & HBM for bits in where(world, layout, [8, 9]))
+        assert world.store.jobs.status(held.id, "default").state is JobState.DONE
+        await world.check_nothing_leaked()
+
+    running(world, main)

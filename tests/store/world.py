@@ -88,6 +88,7 @@ class World:
         policy: str = "composite",
         hbm_blocks: int = 0,
         opener: Opener = open_device,
+        hbm_bytes_per_s: int = 0,
     ) -> None:
         self.clock = ManualClock()
         self.index_share = 0.0
@@ -128,7 +129,8 @@ class World:
         events = Events(epoch=epoch, now_s=self.clock.now_s)
         self.shell = Shell(self.catalog, parts, events, self.clock, _metrics(), self._report)
         registry = Registry(self.shell, Namespaces(), state_dir)
-        self.store = Store(self.shell, registry, StoreLimits(quarantine_s=30.0))
+        limits = StoreLimits(quarantine_s=30.0, hbm_bytes_per_s=hbm_bytes_per_s)
+        self.store = Store(self.shell, registry, limits)
         self.janitor = Janitor(self.store)
         self.state_dir = state_dir
         self._connection = 0
