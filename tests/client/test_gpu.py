@@ -1,5 +1,6 @@
 """Clients of a real daemon whose GPU is a stand-in: they map its pool, read leased blocks in place, and are told where that cannot be."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,7 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored.client import Client, InvalidArgument, Keys, LeaseLost, Namespace, Unavailable, View
+from kvstored.client import (
+    AsyncClient,
+    Client,
+    InvalidArgument,
+    Keys,
+    LeaseLost,
+    Namespace,
+    Unavailable,
+    View,
+)
 from kvstored.client.channel import Session
 from kvstored.client.links import GetCall, Leased
 from kvstored.core.types import TierId
@@ -256,3 +266,15 @@ def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
                 namespace.get(keys)
             with pytest.raises(InvalidArgument, match="local channel"):
                 namespace.map_gpu(keys)
+
+
+def test_asynchronous_clients_read_on_the_gpu_too(served: Served) -> None:
+    async def main() -> None:
+        async with AsyncClient(served.address) as client:
+            namespace = await client.open_namespace(spec_of(BLOCK_BYTES))
+            keys = namespace.keys(tokens_of([70, 71]))
+            await namespace.put(keys, [content_of(key, BLOCK_BYTES) for key in keys])
+            async with namespace.map_gpu(keys) as view:
+                assert view.hits == 2
+
+    asyncio.run(main())
