@@ -1,5 +1,6 @@
 """What doctor says of configured GPUs, and where the running daemon could not use them."""
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,10 @@ import pytest
 from kvstored import config
 from kvstored.cli import checks_gpu
 from kvstored.cli.checks import Level
+from kvstored.client import Client
 from kvstored.config import Config
+from kvstored.core.types import TierId
+from tests.crash.blocks import content_of, spec_of, tokens_of
 from tests.crash.served import Served, kvstored, wait_until
 
 GIB = 1 << 30
@@ -64,3 +68,18 @@ def test_doctor_and_stat_tell_why_a_running_daemon_does_not_use_its_gpu(tmp_path
         state = ("--state-dir", str(served.state_dir))
         told = kvstored("doctor", *state, *flags, "--dram", "32MiB", "--disk", "0B")
         assert "its tier hbm is off" in " ".join(told.stdout.split())
+
+
+def test_prefetch_brings_blocks_to_the_gpu(tmp_path: Path) -> None:
+    settings = {"hbm.devices": "host:0", "hbm.capacity": "2MiB"}
+    with Served(tmp_path, dram="32MiB", disk="0B", settings=settings) as served:
+        wait_until(lambda: any(t.granted_bytes for t in served.stat().tiers if t.name == "hbm"))
+        with Client(served.address) as client:
+            namespace = client.open_namespace(spec_of(4096))
+            keys = namespace.keys(tokens_of([1, 2]))
+            namespace.put(keys, [content_of(key, 4096) for key in keys])
+            address = ("--address", served.address, "--json")
+            words = (namespace.digest.hex(), *[key.hex() for key in keys])
+            done = kvstored("prefetch", *words, "--tier", "hbm", "--wait", *address)
+            assert json.loads(done.stdout)["blocks_done"] == 2, done.stderr
+            assert all(bits >> TierId.HBM & 1 for bits in namespace.locate(keys).tiers)
