@@ -1,7 +1,7 @@
 """Which copies in HBM are carried down to DRAM before they would have to leave, and how the tier is given up when its device is lost.
 
 HBM is filled from DRAM, so a copy there mostly has a slower one and is forgotten when it leaves. What DRAM evicted meanwhile and no disk
-has is carried down while HBM is above its low watermark, in the order in which the policy would take it.
+has stays until it was carried down, which is done while HBM is above its low watermark, in the order in which the policy would take it.
 """
 
 import numpy as np

@@ -405,3 +405,24 @@ def test_as_many_go_up_as_there_is_room_for() -> None:
     loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("abcdefgh"), TierId.HBM, desk.now_s)
     desk.carry(loads)
     assert "".join(n for n in "abcdefgh" if TierId.HBM in desk.tiers_of(n)) == "abcd"
+
+
+def test_what_only_the_gpu_has_never_leaves_to_make_room() -> None:
+    desk = desk_with_gpu(low=0.5, high=0.9)
+    for name in "abcd":
+        desk.put(name)
+    up(desk, "abcd")
+    drop_from_memory(desk, "abc")
+    desk.put("x")
+    up(desk, "x")
+    assert [TierId.HBM in desk.tiers_of(name) for name in "abcdx"] == [True] * 3 + [False, True]
+    desk.put("y")
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("xy"), TierId.HBM, desk.now_s)
+    desk.carry(loads)
+    desk.put("z")
+    desk.catalog.make_room(TierId.HBM, desk.now_s)
+    assert desk.there("abc") == "abc"
+    desk.carry(desk.catalog.demote(1 << 30, desk.now_s))
+    up(desk, "xyz")
+    assert all(TierId.HBM in desk.tiers_of(name) for name in "xyz"), "they may leave now"
+    assert desk.there("abc") == "abc"
