@@ -127,7 +127,8 @@ class _CudaPool:
                 flags = runtime.cudaIpcMemLazyEnablePeerAccess
                 address = runtime.ipcOpenMemHandle(facts.handle, flags)
                 mapping = _Mapping()
-                weakref.finalize(mapping, runtime.ipcCloseMemHandle, address)
+                end = weakref.finalize(mapping, runtime.ipcCloseMemHandle, address)
+                end.atexit = False  # CUDA may be gone by then, and takes the mapping with it
                 memory = cupy.cuda.UnownedMemory(address, facts.pool_bytes, mapping, device)
                 start = cupy.cuda.MemoryPointer(memory, 0)
                 self.array: GpuArray = cupy.ndarray(
