@@ -47,6 +47,7 @@ class CudaDevice:
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._pinned = Pinned()
+        self._registered: list[int] = []
         with self._translated("cannot be opened"):
             count = self._runtime.getDeviceCount()
             if ordinal >= count:
@@ -63,6 +64,7 @@ class CudaDevice:
         module = self._cupy.RawModule(code=kernels.source(), options=("--std=c++14",))
         self._copy_runs: Any = module.get_function(kernels.COPY_RUNS)
         self._pool = int(self._runtime.malloc(self._size_bytes))
+        self.handle = self._handle()
 
     @property
     def size_bytes(self) -> int:
@@ -73,13 +75,11 @@ class CudaDevice:
         """As NVML counts it, other processes that came or went meanwhile included; 0 where there is no NVML."""
         return max(0, self._footprint_bytes)
 
-    @property
-    def handle(self) -> Handle:
+    def _handle(self) -> Handle:
         """NOT_SHARED where the driver does not share memory: with MIG, in some containers and virtual machines."""
         device = self._bus_id.encode()
         try:
-            with self._current():
-                payload = bytes(self._runtime.ipcGetMemHandle(self._pool))
+            payload = bytes(self._runtime.ipcGetMemHandle(self._pool))
         except self._runtime.CUDARuntimeError:
             return Handle(HandleKind.NOT_SHARED, b"", device)
         return Handle(HandleKind.CUDA_IPC, payload, device)
@@ -109,13 +109,18 @@ class CudaDevice:
                 self._runtime.hostRegister(address, len(chunk), PORTABLE_AND_MAPPED)
         except self._runtime.CUDARuntimeError as error:
             raise NoSpace(f"memory cannot be pinned: bytes={len(chunk)}: {error}") from error
+        self._registered.append(address)
         self._pinned.add(address, len(chunk))
+
+    def share(self, chunk: NDArray[np.uint8]) -> None:
+        if self._reaches_host:
+            self._pinned.add(chunk.ctypes.data, len(chunk))
 
     def close(self) -> None:
         """What a lost device does not give back ends with the process."""
         runtime = self._runtime
         with suppress(runtime.CUDARuntimeError), self._current():
-            for address in self._pinned.addresses():
+            for address in self._registered:
                 runtime.hostUnregister(address)
             for worker in self._workers:
                 runtime.freeHost(worker.address)

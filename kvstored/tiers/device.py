@@ -69,6 +69,10 @@ class Device(Protocol):
         """Pin host memory, so that the device reads and writes it itself. What is not pinned is copied once more. Raises NoSpace."""
         ...
 
+    def share(self, chunk: NDArray[np.uint8]) -> None:
+        """Host memory that another device has pinned."""
+        ...
+
     def close(self) -> None:
         """Unpin and free. Views that others mapped are void."""
         ...

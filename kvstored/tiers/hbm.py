@@ -4,7 +4,7 @@ Segment n is the pool of the n-th device, opened by `grow` in the tier's lane: u
 the process: a pool is empty when it is made. When a device is lost the whole tier is: every call says Unavailable from then on, and
 `fault` tells why.
 
-`key_at`, `lineages`, `mark_free` and the like are a few microseconds an item and may be called on the store's loop.
+`key_at`, `mark_free` and `relink` are a few microseconds an item and may be called on the store's loop.
 """
 
 import threading
@@ -83,8 +83,10 @@ class Hbm:
         return sum(device.footprint_bytes for device in self._devices)
 
     def register(self, chunk: NDArray[np.uint8]) -> None:
-        """Pin host memory for the first device; CUDA then shares it with all."""
+        """Pin host memory: the first device does it for all."""
         self._devices[0].register(chunk)
+        for other in self._devices[1:]:
+            other.share(chunk)
         self.pinned_bytes += len(chunk)
 
     def fail(self, error: KvstoredError) -> None:

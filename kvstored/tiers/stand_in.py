@@ -18,8 +18,6 @@ from kvstored.tiers.views import at_address
 
 
 class HostDevice:
-    """`registered_bytes` is what `register` was given: nothing has to be pinned here."""
-
     def __init__(self, size_bytes: int) -> None:
         available_bytes = machine.memory_limit().available_bytes
         if size_bytes > available_bytes:
@@ -32,7 +30,6 @@ class HostDevice:
             os.close(self._fd)
             raise NoSpace(f"no memory for the stand-in's pool: {size_bytes=}") from error
         self._pool = np.frombuffer(mapping, dtype=np.uint8)
-        self.registered_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +53,10 @@ class HostDevice:
             np.copyto(host, own)
 
     def register(self, chunk: NDArray[np.uint8]) -> None:
-        self.registered_bytes += len(chunk)
+        """Nothing has to be pinned here."""
+
+    def share(self, chunk: NDArray[np.uint8]) -> None:
+        """As above."""
 
     def close(self) -> None:
         """Views that are still held keep the mapping."""

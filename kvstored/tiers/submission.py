@@ -30,9 +30,6 @@ class Pinned:
         insort(ranges, (address, address + size_bytes))
         self._ranges = ranges
 
-    def addresses(self) -> list[int]:
-        return [begin for begin, _ in self._ranges]
-
     def reach_whole(self, moves: Moves) -> NDArray[np.bool_]:
         """Which runs lie within one range. Some copies of CUDA refuse one that crosses the end of a range."""
         ranges = self._ranges

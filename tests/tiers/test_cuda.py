@@ -159,22 +159,25 @@ def test_a_wheel_that_does_not_import_is_unavailable_and_names_the_extras(
         CudaDevice(0, POOL_BYTES)
 
 
-def test_handles_tell_whether_the_pool_can_be_shared(
-    device: CudaDevice, runtime: FakeRuntime
-) -> None:
+def test_handles_tell_whether_the_pool_can_be_shared(runtime: FakeRuntime) -> None:
+    device = CudaDevice(0, POOL_BYTES)
     assert device.handle.kind is HandleKind.NOT_SHARED
+    device.close()
     runtime.can_share = True
+    device = CudaDevice(0, POOL_BYTES)
     assert (device.handle.kind, len(device.handle.payload)) == (HandleKind.CUDA_IPC, 64)
     assert device.handle.device == b"0000:00:00.0"
+    device.close()
 
 
 def test_clients_map_the_pool_by_its_handle_and_let_go_with_the_last_array(
-    device: CudaDevice, runtime: FakeRuntime
+    runtime: FakeRuntime,
 ) -> None:
     from kvstored.client import gpu
     from kvstored.pb import kvstored_pb2 as pb
 
     runtime.can_share = True
+    device = CudaDevice(0, POOL_BYTES)
     memory = np.arange(8192, dtype=np.uint8)
     device.upload(moves_of([(4096, memory)]))
     handle = device.handle
@@ -192,6 +195,7 @@ def test_clients_map_the_pool_by_its_handle_and_let_go_with_the_last_array(
     del part
     assert runtime.calls.count("ipc close") == 1
     assert "device synchronized" in runtime.calls
+    device.close()
 
 
 def test_use_of_a_gpu_without_its_library_is_not_known() -> None:
@@ -213,3 +217,20 @@ def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reach
     assert [line.split()[0] for line in lines[1:]] == ["piece", "one", "64", "1", "target:"]
     runtime.devices = 0
     assert gpu.main() == 3
+
+
+def test_memory_is_pinned_once_for_all_devices(runtime: FakeRuntime) -> None:
+    hbm = Hbm(["0", "1"], 1 << 20, open_device)
+    hbm.grow()
+    hbm.grow()
+    memory = np.zeros(2 << 20, dtype=np.uint8)
+    hbm.register(memory)
+    assert list(runtime.registered.values()) == [2 << 20]
+    second = hbm._devices[1]
+    assert isinstance(second, CudaDevice)
+    second.upload(moves_of([(0, memory[: 1 << 20])]))
+    assert runtime.calls == ["memcpy 1048576", "synchronized"]
+    source = memory.ctypes.data
+    assert second._pinned.reach(source, 1 << 20) == (True, 1 << 20), "staged"
+    hbm.close()
+    assert not runtime.registered
