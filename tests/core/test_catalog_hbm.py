@@ -168,7 +168,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("plain_min", [1, 99], ids=["runs", "tasks"])
-@pytest.mark.parametrize("policy", ["lru", "composite", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "composite", "s3fifo", "arc", "wa"])
 def test_books_of_three_tiers_stay_right_whatever_comes(
     policy: str, plain_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
