@@ -85,7 +85,7 @@ def test_what_is_leased_on_the_gpu_stays_and_what_is_not_makes_room(tmp_path: Pa
 
 def test_what_only_the_gpu_has_goes_down_before_it_has_to_leave(tmp_path: Path) -> None:
     """Without a disk, where eviction from DRAM would lose it."""
-    world = World(tmp_path, arena_blocks=8, disk_blocks=1, hbm_blocks=8)
+    world = World(tmp_path, arena_blocks=8, disk_blocks=1, hbm_blocks=8, policy="lru")
     world.grow()
 
     async def main() -> None:
@@ -113,7 +113,7 @@ def test_what_only_the_gpu_has_goes_down_before_it_has_to_leave(tmp_path: Path) 
 
 
 def test_a_get_takes_what_only_the_gpu_has(tmp_path: Path) -> None:
-    world = World(tmp_path, arena_blocks=4, disk_blocks=1, hbm_blocks=8)
+    world = World(tmp_path, arena_blocks=4, disk_blocks=1, hbm_blocks=8, policy="lru")
     world.grow()
 
     async def main() -> None:
