@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvstored import __version__, errors, logs, machine, sections
 from kvstored.clock import Clock
+from kvstored.codec import levels
 from kvstored.codec.frame import Codec
 from kvstored.codec.planner import Goal
 from kvstored.config import Config
@@ -219,6 +220,8 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         codec=_CODECS[config.disk.codec],
         codec_level=config.disk.codec_level,
         delta_min_context_tokens=config.disk.delta_min_context_tokens,
+        references=config.disk.references,
+        lossy=levels.parsed(config.disk.lossy),
         codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
     )
     try:

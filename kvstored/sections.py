@@ -19,6 +19,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=key_of)
 
 
+LOSSY_PATTERN = (
+    r"^(off|((^|,)([^,:=]+:)?(shared|cold)"
+    r"=(int8|int4|int4-channel|fp4|rotated4|rotated3|rotated2|bounded64|bounded32|bounded16))+)$"
+)
+"""What `codec.levels` parses, which lies above: a test holds them together."""
+
+
 def _check_watermarks(low: float, high: float) -> None:
     if not 0 < low <= high:
         raise ValueError(f"low must be above 0 and not above high: {low=} {high=}")
@@ -83,6 +90,15 @@ class Disk(Section):
         default=131_072,
         ge=0,
         description="tokens up to a block from which differences along tokens are tried too",
+    )
+    references: bool = Field(
+        default=True,
+        description="whether blocks of the same tokens behind another prompt are stored as what they differ by: half the space, twice the CPU of a load",
+    )
+    lossy: str = Field(
+        default="off",
+        pattern=LOSSY_PATTERN,
+        description="how far from exact blocks of groups with lossy_ok are stored, by class: cold=int4,kv:shared=int8",
     )
     admit_hits: int = Field(
         default=1,

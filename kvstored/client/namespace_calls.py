@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
-from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
+from kvstored.client.keys import ExtraKeys, Keys, checked, token_keys
 from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
 from kvstored.core.hints import NO_HINT, Hint
-from kvstored.core.keys import Tokens, block_keys, root
+from kvstored.core.keys import Tokens
 from kvstored.core.types import Match
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -32,19 +32,16 @@ class NamespaceCalls:
 
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
-        made = block_keys(
-            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
-        )
-        last_valid_tokens = len(tokens) % self.spec.block_tokens
-        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
+        return token_keys(self.digest, self.spec, tokens, extra_keys)
 
-    def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
+    def match(self, keys: Keys, *, exact: bool = False, timeout_s: float | None = None) -> Match:
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
+                exact=exact,
             )
             answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
         hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
@@ -55,6 +52,7 @@ class NamespaceCalls:
             replay_tokens=answer.replay_tokens,
             tier_blocks=(hbm, dram, nvme, remote),
             miss_reason=answer.miss_reason,
+            lossy_blocks=answer.lossy_blocks,
         )
 
     def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:

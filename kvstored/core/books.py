@@ -106,6 +106,7 @@ class Books(Tables):
         if copies.state[copy] == READY and not copies.flags[copy] & CLEAN:
             self.space.books[tier].dirty -= 1
         self.unlink_copy(copy, block)
+        self.space.frames.forget(copy)
         was_readable = blocks.fast[block] != NOT_READABLE
         was_filling = copies.state[copy] == FILLING
         copies.state[copy] = DOOMED
@@ -159,10 +160,20 @@ class Books(Tables):
             token = self.space.give(tier, tuple(row.place for row in rows))
             units = sum(extent.units for row in rows for extent in row.place)
             self.effects.append(Freed(tier, ns, fingerprint, rows, reason, token, units))
+            self.consider_loosened()
+
+    def consider_loosened(self) -> None:
+        """Copies on NVMe that nothing refers to any more are like others again."""
+        for copy in self.space.frames.loosened():
+            self.consider(copy)
 
     # ---- reading, holding, evictability
 
     def is_evictable(self, copy: int) -> bool:
+        """Idle, and nothing refers to it: forgetting it would free no space."""
+        return not self.space.frames.is_referred_to(copy) and self.is_idle(copy)
+
+    def is_idle(self, copy: int) -> bool:
         """Ready, unread, a leaf in its tier and part, no exempt sink, not what a GPU alone has, and not the fastest copy of a held block: only
         pinned is less, there a clean copy may leave."""
         copies = self.copies

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     INCOMPLETE = "incomplete"
     RECOVERING = "recovering"
     WRONG_NAMESPACE = "wrong-namespace"
+    LOSSY = "lossy"
     NO_SPACE = "no-space"
     IO_ERROR = "io-error"
     UNKNOWN = "unknown"
@@ -135,6 +136,8 @@ class Reserve:
     ttl_s: float
     request_id: bytes = b""
     hint: Hint = NO_HINT
+    contents: NDArray[np.uint64] | None = None
+    """Fingerprints of the keys' content keys, 0 for none."""
 
 
 class GrantedPiece(NamedTuple):
@@ -178,21 +181,34 @@ class Acquire:
     """Whether copies that are only in slower tiers are brought up."""
     tier: TierId = TierId.DRAM
     """Where they are read: HBM takes required groups from copies in DRAM."""
+    exact: bool = False
+    """Whether blocks that are not what was put are misses."""
+
+
+class Base(NamedTuple):
+    """A piece on NVMe that another one may refer to (group, shard and length are the same), by its block's fingerprint."""
+
+    fingerprint: Fingerprint
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class PieceMove:
+    """`base`: what it may be stored against; it is kept until the task has ended, and longer if it was."""
+
     group: int
     shard: int
     length: int
     checksum: int
     source: Place
     target: Place
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy."""
+    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy.
+    `content`: fingerprint of the block's content key, 0 where it has none."""
 
     id: int
     ns: NamespaceId
@@ -209,6 +225,7 @@ class CopyTask:
     hits: int
     heat: Heat
     generation: int
+    content: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -217,10 +234,13 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one."""
+    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one. `refers`: to the move's base. `lossy`: what
+    lies there decodes to is not what was put; `checksum` is of that."""
 
     place: Place
     checksum: int
+    refers: bool = False
+    lossy: bool = False
 
 
 class ReadPiece(NamedTuple):
@@ -249,6 +269,7 @@ class ReadBlock:
     unverified: bool
     must_verify: bool
     reason: Reason
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +360,9 @@ class Recovered:
     heat: Heat
     last_s: float
     leased: bool
+    content: int = 0
+    base: Base | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from kvstored.core.looking import Looking
 from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
+from kvstored.core.referring import tell_contents
 from kvstored.core.rights import FillRun
 from kvstored.core.types import (
     KeyBatch,
@@ -129,8 +130,16 @@ class Catalog:
 
     # ---- reading
 
-    def match(self, ns: NamespaceId, keys: KeyBatch, last_valid_tokens: int, now_s: float) -> Match:
-        return self.looking.match(ns, keys)
+    def match(
+        self,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        last_valid_tokens: int,
+        now_s: float,
+        *,
+        exact: bool = False,
+    ) -> Match:
+        return self.looking.match(ns, keys, exact=exact)
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch
@@ -176,6 +185,10 @@ class Catalog:
     def reserve(self, call: Reserve, now_s: float) -> Reserved:
         self._know(call.session)
         return self._fills.reserve(call, now_s)
+
+    def tell_contents(self, call: Reserve) -> None:
+        """What the blocks of a put contain, as far as they are known by now."""
+        tell_contents(self.books, call)
 
     def replace_if(self, call: Reserve, generations: Sequence[int], now_s: float) -> Reserved:
         """Reserve over what is there, if every key has the given generation (0: absent, and nobody is writing it).

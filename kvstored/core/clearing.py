@@ -91,6 +91,8 @@ def _worth(books: Books, budget: Budget, owners: Rows) -> NDArray[np.int64]:
     free &= (copies.fills[owners] == 0) & (blocks.holds[at] == 0)
     free &= (copies.flags[owners] & SINK == 0) | (books.tree.children[at] == 0)
     free &= (copies.flags[owners] & CLEAN != 0) | (copies.tier[owners] != int(TierId.HBM))
+    if referred_to := books.space.frames.referred_to:  # its extent would stay
+        free &= ~np.isin(owners, referred_to)
     is_checkpoint = copies.part[owners] == int(Part.CHECKPOINT)
     free &= is_checkpoint == (budget is Budget.CHECKPOINT)
     return np.where(free, copies.rank[owners], _BLOCKED)

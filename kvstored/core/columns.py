@@ -91,7 +91,7 @@ class Table:
 class Blocks(Table):
     """`fast`: the tier that all required parts can be read from (the slowest part's fastest copy), 255 when not readable. `tiers`: bit t where
     tier t holds every required part. `have`: bit g where the window or state group g is complete in some tier. `holds`: fills, leases, requests and
-    pins on the block or below it. `valid`: tokens of the block."""
+    pins on the block or below it. `valid`: tokens of the block. `content`: fingerprint of its content key, 0 where none was told."""
 
     ns: NDArray[np.int32]
     first_copy: NDArray[np.int32]
@@ -103,6 +103,7 @@ class Blocks(Table):
     fast: NDArray[np.uint8]
     tiers: NDArray[np.uint8]
     generation: NDArray[np.uint64]
+    content: NDArray[np.uint64]
     defaults: ClassVar[Defaults] = {
         "ns": (np.int32, -1),
         "first_copy": (np.int32, -1),
@@ -114,6 +115,7 @@ class Blocks(Table):
         "fast": (np.uint8, 255),
         "tiers": (np.uint8, 0),
         "generation": (np.uint64, 0),
+        "content": (np.uint64, 0),
     }
 
 

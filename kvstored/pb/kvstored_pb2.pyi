@@ -361,32 +361,36 @@ class Keys(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., unchained: _Optional[bool] = ..., extra_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "last_valid_tokens", "session")
+    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "exact")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAST_VALID_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: Keys
     last_valid_tokens: int
     session: bytes
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ...) -> None: ...
+    exact: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason")
+    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "lossy_blocks")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     hit_tokens: int
     checkpoint_tokens: int
     replay_tokens: int
     tier_blocks: _containers.RepeatedScalarFieldContainer[int]
     miss_reason: str
-    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ...) -> None: ...
+    lossy_blocks: int
+    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., lossy_blocks: _Optional[int] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("namespace", "keys")
@@ -421,7 +425,7 @@ class Hint(_message.Message):
     def __init__(self, follow_up: _Optional[_Union[FollowUp, str]] = ..., output_tokens: _Optional[int] = ..., session: _Optional[str] = ..., category: _Optional[str] = ..., priority: _Optional[int] = ..., retention_s: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint", "content_keys")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -433,6 +437,7 @@ class ReserveRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_PATH_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -444,7 +449,8 @@ class ReserveRequest(_message.Message):
     request_id: bytes
     ends_path: bool
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    content_keys: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., content_keys: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("status", "fills", "extent_counts", "extents", "sizes")
@@ -535,7 +541,7 @@ class ReplaceIfRequest(_message.Message):
     def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +552,7 @@ class AcquireRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -556,10 +563,11 @@ class AcquireRequest(_message.Message):
     deadline_ms: int
     release: bytes
     tier: str
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ...) -> None: ...
+    exact: bool
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost")
+    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "lossy")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -571,6 +579,7 @@ class AcquireResponse(_message.Message):
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_LOST_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     lease: int
     status: bytes
     extent_counts: bytes
@@ -582,7 +591,8 @@ class AcquireResponse(_message.Message):
     miss_reason: str
     tiers: bytes
     released_lost: bytes
-    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ...) -> None: ...
+    lossy: bytes
+    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., lossy: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("session", "leases", "lease_ttl_ms")
@@ -964,7 +974,7 @@ class CurvePoint(_message.Message):
     def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "reason")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "reason", "kept_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -982,6 +992,7 @@ class TierStat(_message.Message):
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -999,21 +1010,32 @@ class TierStat(_message.Message):
     aside_bytes: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
     reason: str
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    kept_bytes: int
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., reason: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
-    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes")
+    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes", "encode_s", "decoded_bytes", "decode_s")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     group: str
     plan: str
     plain_bytes: int
     stored_bytes: int
-    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    p_plain_bytes: int
+    p_stored_bytes: int
+    encode_s: float
+    decoded_bytes: int
+    decode_s: float
+    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., p_plain_bytes: _Optional[int] = ..., p_stored_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decoded_bytes: _Optional[int] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

@@ -92,6 +92,7 @@ class Asked:
             ttl_s=self._store.limits.fill_ttl(request.fill_ttl_ms / 1000),
             request_id=request_id_of(request.request_id),
             hint=hint_of(request.hint) if request.HasField("hint") else NO_HINT,
+            contents=_contents(layout, request.content_keys, len(keys)),
         )
         return Put(session, layout, columns, call)
 
@@ -126,6 +127,7 @@ class Asked:
             groups_mask=mask_of(columns),
             ttl_s=self._store.limits.lease_ttl(request.lease_ttl_ms / 1000),
             tier=memory_of(request.tier),
+            exact=request.exact,
         )
         wait_s = (
             0.0 if request.no_wait else self._store.limits.load_wait(request.deadline_ms / 1000)
@@ -144,6 +146,12 @@ def memory_of(tier: str) -> TierId:
     if tier not in known:
         raise InvalidArgument(f"blocks are read in dram or hbm: tier={tier!r}")
     return known[tier]
+
+
+def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint64] | None:
+    if not packed:
+        return None
+    return block_keys.content_fingerprints(packed, keys, layout.seed)
 
 
 def keys_of(layout: Layout, keys: pb.Keys) -> KeyBatch:

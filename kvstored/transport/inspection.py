@@ -138,6 +138,7 @@ class Inspection:
             pinned_bytes=use.pinned_units * UNIT_BYTES,
             quarantined_bytes=use.quarantined_units * UNIT_BYTES,
             aside_bytes=use.aside_units * UNIT_BYTES,
+            kept_bytes=use.kept_units * UNIT_BYTES,
             fragmentation=use.fragmentation,
             state=facts.state,
             reason=facts.reason,
@@ -157,9 +158,14 @@ class Inspection:
                 plan=each.plan,
                 plain_bytes=each.plain_bytes,
                 stored_bytes=each.stored_bytes,
+                p_plain_bytes=each.p_plain_bytes,
+                p_stored_bytes=each.p_stored_bytes,
+                encode_s=each.encode_s,
+                decoded_bytes=each.decoded_bytes,
+                decode_s=each.decode_s,
             )
             for each in shell.tiers.coding.shown()
-            if each.digest in digests and each.plan
+            if each.digest in digests and (each.plan or each.decoded_bytes)
         ]
 
     async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:

@@ -209,7 +209,8 @@ class StoreService:
         layout = self._asked.layout(request.namespace, caller)
         keys = keys_of(layout, request.keys)
         valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
-        return match_message(self._store.match(layout, keys, request.last_valid_tokens))
+        found = self._store.match(layout, keys, request.last_valid_tokens, exact=request.exact)
+        return match_message(found)
 
     async def _locate(self, request: pb.LocateRequest, caller: Caller) -> pb.LocateResponse:
         layout = self._asked.layout(request.namespace, caller)

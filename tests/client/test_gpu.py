@@ -256,8 +256,8 @@ def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
             assert namespace.get(keys).hits == 1
             original = Namespace._acquire
 
-            def on_gpu(*arguments: object) -> GetCall:
-                call = original(*arguments)  # type: ignore[arg-type]
+            def on_gpu(*arguments: object, **named: object) -> GetCall:
+                call = original(*arguments, **named)  # type: ignore[arg-type]
                 call.request.tier = "hbm"
                 return call
 

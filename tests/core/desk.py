@@ -113,6 +113,7 @@ class Namer:
         last_valid_tokens: int = 0,
         ttl_s: float = 60.0,
         request_id: bytes = b"",
+        contents: Sequence[int] = (),
     ) -> Reserve:
         spec = self.layout.spec
         chosen = list(range(len(spec.groups))) if groups is None else sorted(groups)
@@ -134,6 +135,7 @@ class Namer:
             last_valid_tokens=last_valid_tokens,
             ttl_s=ttl_s,
             request_id=request_id,
+            contents=np.asarray(contents, dtype=np.uint64) if contents else None,
         )
 
     def acquire(
@@ -146,6 +148,7 @@ class Namer:
         ttl_s: float = 60.0,
         load: bool = True,
         tier: TierId = TierId.DRAM,
+        exact: bool = False,
     ) -> Acquire:
         known = range(len(self.layout.spec.groups))
         return Acquire(
@@ -157,6 +160,7 @@ class Namer:
             ttl_s=ttl_s,
             load=load,
             tier=tier,
+            exact=exact,
         )
 
 
@@ -210,6 +214,7 @@ class Desk:
         last: int = 0,
         ttl_s: float = 60.0,
         request_id: bytes = b"",
+        contents: Sequence[int] = (),
     ) -> Reserved:
         """Reserves a chain of blocks, one a letter, below `under`."""
         parents = [under, *names[:-1]]
@@ -222,8 +227,10 @@ class Desk:
             last_valid_tokens=last,
             ttl_s=ttl_s,
             request_id=request_id,
+            contents=contents,
         )
         reserved = self.catalog.reserve(call, self.now_s)
+        self.catalog.tell_contents(call)
         self.catalog.check()
         return reserved
 
@@ -243,8 +250,11 @@ class Desk:
         groups: Sequence[int] | None = None,
         under: str | None = None,
         last: int = 0,
+        contents: Sequence[int] = (),
     ) -> list[FillStatus]:
-        reserved = self.begin(names, ns=ns, shard=shard, groups=groups, under=under, last=last)
+        reserved = self.begin(
+            names, ns=ns, shard=shard, groups=groups, under=under, last=last, contents=contents
+        )
         self.commit(reserved)
         return reserved.status
 
