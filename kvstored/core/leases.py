@@ -151,7 +151,6 @@ class Leases:
         known = len(layout.spec.groups)
         if not call.groups_mask or call.groups_mask >> known:
             raise InvalidArgument(f"no such groups: groups={call.groups_mask:#x} known={known}")
-        assert call.tier in books.space.books, f"no such tier: tier={call.tier}"
         if call.tier is TierId.HBM and Part.CHECKPOINT in self._parts(call):
             raise InvalidArgument("window and state groups are read from dram only")
         if not 0 <= call.shard < layout.spec.shards:

@@ -148,7 +148,7 @@ def memory_of(tier: str) -> TierId:
     return known[tier]
 
 
-def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint64] | None:
+def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint32] | None:
     if not packed:
         return None
     return block_keys.content_fingerprints(packed, keys, layout.seed)
