@@ -53,6 +53,17 @@ class Demotion:
                 break
         return begun
 
+    def lose(self, now_s: float, copies_max: int) -> int:
+        """The devices are lost: forget so many copies there, deepest first; nothing comes there any more. How many went: call again until it is none."""
+        books, copies = self._books, self._books.copies
+        books.lost.add(TierId.HBM)
+        state, tier = copies.state[: copies.top], copies.tier[: copies.top]
+        rows = np.flatnonzero((tier == int(TierId.HBM)) & ((state == READY) | (state == FILLING)))
+        rows = rows[np.argsort(-books.tree.depth[copies.block[rows]], kind="stable")][:copies_max]
+        for copy in rows.tolist():
+            books.drop_copy(copy, Reason.IO_ERROR, now_s)
+        return len(rows)
+
     def _dirty(self) -> Rows:
         """Those that nothing is carrying yet."""
         copies = self._books.copies
@@ -68,17 +79,3 @@ class Demotion:
                 < 0
             ]
         )
-
-
-def lose(books: Books, tier: TierId, now_s: float, copies_max: int) -> int:
-    """Forget so many copies of a tier whose bytes are gone, deepest first; nothing comes there any more. How many went: call again until
-    it is none."""
-    books.lost.add(tier)
-    copies = books.copies
-    top = copies.top
-    is_there = (copies.state[:top] == READY) | (copies.state[:top] == FILLING)
-    rows = np.flatnonzero((copies.tier[:top] == int(tier)) & is_there)
-    rows = rows[np.argsort(-books.tree.depth[copies.block[rows]], kind="stable")][:copies_max]
-    for copy in rows.tolist():
-        books.drop_copy(copy, Reason.IO_ERROR, now_s)
-    return len(rows)

@@ -101,8 +101,7 @@ class Leases:
         rows = self._books.index.find(call.keys.fingerprints)
         lease.path = self._hold(call, rows)
         found = find_many(self._books, call, rows) if call.tier is READ_TIER else None
-        acquired = None if found is None else self._acquire_many(lease, call, rows, found, now_s)
-        if acquired is not None:
+        if found and (acquired := self._acquire_many(lease, call, rows, found, now_s)) is not None:
             return acquired
         loads: list[Copying] = []
         pending: list[int] = []

@@ -107,13 +107,13 @@ class Janitor:
         if hbm.fault is not None:
             await self._lose_hbm(hbm.fault)
             return
-        copying = shell.catalog.demote(DEMOTE_BYTES, shell.now_s())
+        copying = shell.catalog.demotion.begin(DEMOTE_BYTES, shell.now_s())
         shell.apply()
         self._store.mover.start(copying, Urgency.BACKGROUND)
 
     async def _lose_hbm(self, fault: KvstoredError) -> None:
         shell, lost = self._shell, 0
-        while gone := shell.catalog.lose(TierId.HBM, shell.now_s(), LOST_COPIES):
+        while gone := shell.catalog.demotion.lose(shell.now_s(), LOST_COPIES):
             shell.apply()
             lost += gone
             await asyncio.sleep(0)

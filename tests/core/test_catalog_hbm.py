@@ -126,7 +126,7 @@ class Storm:
         self.tasks += self.desk.catalog.write_back(1 << 30, self.desk.now_s)
 
     def demote(self) -> None:
-        begun = self.desk.catalog.demote(1 << 30, self.desk.now_s)
+        begun = self.desk.catalog.demotion.begin(1 << 30, self.desk.now_s)
         self.seen["demoted"] += len(begun)
         self.tasks += begun
 
@@ -237,7 +237,7 @@ def test_a_lost_tier_gives_up_all_its_copies_and_takes_no_more() -> None:
     desk.carry(acquired.loads)
     grant = desk.catalog.grant(acquired.lease, desk.now_s)
     up(desk, "c")
-    assert [desk.catalog.lose(TierId.HBM, desk.now_s, 2) for _ in range(3)] == [2, 1, 0]
+    assert [desk.catalog.demotion.lose(desk.now_s, 2) for _ in range(3)] == [2, 1, 0]
     desk.catalog.check()
     assert desk.catalog.prefetch(desk.ns, desk.keys("c"), TierId.HBM, desk.now_s) == ([], [])
     assert desk.release(grant)
@@ -255,11 +255,15 @@ def test_demotion_begins_with_the_coldest_and_only_above_the_low_watermark() -> 
     for name in "abc":
         up(desk, name)
     drop_from_memory(desk, "abc")
-    assert desk.catalog.demote(1 << 30, desk.now_s) == [], "below the watermark there is time"
+    assert desk.catalog.demotion.begin(1 << 30, desk.now_s) == [], (
+        "below the watermark there is time"
+    )
     up(desk, "d")
-    begun = desk.catalog.demote(1, desk.now_s)
+    begun = desk.catalog.demotion.begin(1, desk.now_s)
     assert [desk.name_of(task.fingerprint) for task in desk.singly(begun)] == ["a"]
-    assert desk.catalog.demote(1, desk.now_s) != begun, "one that is on its way is not begun again"
+    assert desk.catalog.demotion.begin(1, desk.now_s) != begun, (
+        "one that is on its way is not begun again"
+    )
     desk.carry(begun)
     assert desk.tiers_of("a") == {TierId.HBM, TierId.DRAM}
 
@@ -422,7 +426,7 @@ def test_what_only_the_gpu_has_never_leaves_to_make_room() -> None:
     desk.put("z")
     desk.catalog.make_room(TierId.HBM, desk.now_s)
     assert desk.there("abc") == "abc"
-    desk.carry(desk.catalog.demote(1 << 30, desk.now_s))
+    desk.carry(desk.catalog.demotion.begin(1 << 30, desk.now_s))
     up(desk, "xyz")
     assert all(TierId.HBM in desk.tiers_of(name) for name in "xyz"), "they may leave now"
     assert desk.there("abc") == "abc"
