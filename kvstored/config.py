@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from kvstored.errors import ConfigError
 from kvstored.fields import AnyPath, Endpoint, GrpcListen, Listen, Mode, SocketPath
-from kvstored.sections import BulkTls, Disk, Dram, Limits, Log, Section, Signals, key_of
+from kvstored.sections import BulkTls, Disk, Dram, Hbm, Limits, Log, Section, Signals, key_of
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
 _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
@@ -69,6 +69,7 @@ class Config(Section):
     signals: Signals = Field(default=Signals(), description="single signals of the policy")
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")
+    hbm: Hbm = Field(default=Hbm(), description="the tier on GPUs")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
     log: Log = Field(default=Log(), description="log lines")
 

@@ -194,6 +194,11 @@ class KvstoredStub:
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.SerializeToString,
                 response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.ReserveBandwidth = channel.unary_unary(
+                '/kvstored.v1.Kvstored/ReserveBandwidth',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/kvstored.v1.Kvstored/Stat',
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.StatRequest.SerializeToString,
@@ -429,6 +434,13 @@ class KvstoredServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReserveBandwidth(self, request, context):
+        """Bandwidth to and from the GPUs that the daemon leaves to the caller's own transfers for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stat(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -634,6 +646,11 @@ def add_KvstoredServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.FromString,
                     response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.SerializeToString,
+            ),
+            'ReserveBandwidth': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReserveBandwidth,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.SerializeToString,
             ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
@@ -1535,6 +1552,33 @@ class Kvstored:
             '/kvstored.v1.Kvstored/Report',
             kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.SerializeToString,
             kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReserveBandwidth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/ReserveBandwidth',
+            kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
             options,
             channel_credentials,
             insecure,
