@@ -115,6 +115,7 @@ class Daemon:
         tasks.create_task(self._restore(recovering, growers), name="recovery and growth")
         for name, work in self._janitor.tasks().items():
             tasks.create_task(work, name=name)
+        self._store.speeds.calibrate(self._parts.tiers.arena_lane)
         self._state = "ready"
         gc.collect()
         gc.freeze()  # what the start made stays: no later collection looks at it again
@@ -254,6 +255,9 @@ class Daemon:
         metrics.ready.set(self._state == "ready")
         self._refresh_tiers()
         self._refresh_lanes()
+        for tier, speed in self._store.speeds.tiers().items():
+            metrics.load_bytes_per_second[tier].set(1 / speed.line.size_s)
+            metrics.load_queue_seconds[tier].set(speed.queue_s)
         metrics.set_facts(self._shell.counts)
 
     def _refresh_tiers(self) -> None:

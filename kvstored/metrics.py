@@ -148,6 +148,14 @@ class Metrics:
         self.copy_seconds = tuple(copies.labels(tier) for tier in TIERS)
         """By the tier written to."""
 
+        speeds = _gauge(
+            registry, "load_bytes_per_second", "How fast bytes are loaded, as measured.", ("tier",)
+        )
+        waits = _gauge(registry, "load_queue_seconds", "Loads that engines wait for.", ("tier",))
+        self.load_bytes_per_second = tuple(speeds.labels(tier) for tier in TIERS)
+        self.load_queue_seconds = tuple(waits.labels(tier) for tier in TIERS)
+        """By TierId, like the one before."""
+
         tier_gauges = {
             name: _gauge(registry, f"tier_{name}", meaning, ("tier",))
             for name, meaning in _TIER_MEANINGS.items()

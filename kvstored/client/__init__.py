@@ -10,9 +10,18 @@ from kvstored.client.namespace import Namespace
 from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pinned, PutResult
 from kvstored.client.scatter import Gather
 from kvstored.client.view import View
+from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.core.hints import FollowUp, Hint
-from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
+from kvstored.core.types import (
+    Access,
+    Advice,
+    CheckpointPolicy,
+    GroupKind,
+    GroupSpec,
+    Match,
+    NamespaceSpec,
+)
 from kvstored.errors import (
     Busy,
     Conflict,
@@ -30,6 +39,7 @@ from kvstored.errors import (
 
 __all__ = [
     "Access",
+    "Advice",
     "AsyncClient",
     "AsyncNamespace",
     "Busy",
@@ -50,6 +60,7 @@ __all__ = [
     "Keys",
     "KvstoredError",
     "LeaseLost",
+    "LoadQuestion",
     "Located",
     "Match",
     "Namespace",
@@ -60,6 +71,7 @@ __all__ = [
     "OptimisticReads",
     "PermissionDenied",
     "Pinned",
+    "PrefillRun",
     "PutResult",
     "ReadStatus",
     "Unavailable",

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from kvstored.client.advice import advice_of, ask_for
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
 from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
 from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
+from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import Tokens, block_keys, root
 from kvstored.core.types import Match
@@ -38,7 +40,10 @@ class NamespaceCalls:
         last_valid_tokens = len(tokens) % self.spec.block_tokens
         return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
 
-    def match(self, keys: Keys, *, timeout_s: float | None = None) -> Match:
+    def match(
+        self, keys: Keys, *, ask: LoadQuestion | None = None, timeout_s: float | None = None
+    ) -> Match:
+        """The longest stored prefix. With `ask` (`LoadQuestion()` will do) its `advice` tells what loading it takes, beside computing it."""
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
@@ -46,6 +51,8 @@ class NamespaceCalls:
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
             )
+            if ask is not None:
+                ask_for(request, ask)
             answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
         hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
         return Match(
@@ -55,6 +62,7 @@ class NamespaceCalls:
             replay_tokens=answer.replay_tokens,
             tier_blocks=(hbm, dram, nvme, remote),
             miss_reason=answer.miss_reason,
+            advice=advice_of(answer.advice) if answer.HasField("advice") else None,
         )
 
     def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:
@@ -202,15 +210,21 @@ class NamespaceCalls:
         *,
         discard: bool = False,
         hint: Hint = NO_HINT,
+        prefill: PrefillRun | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped. `hint`: what is known of it at last."""
+        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped. `hint`: what is known of it at last; `prefill`:
+        what had to be computed for it, from which the daemon knows how fast the namespace's engines are."""
+        run = prefill or PrefillRun(0, 0.0)
         with self._link(timeout_s) as link:
             request = pb.CompleteRequestRequest(
                 session=link.session.token,
                 request_id=request_id,
                 outcome=pb.DISCARD if discard else pb.CACHE,
                 hint=hint_message(hint),
+                prefill_tokens=run.tokens,
+                prefill_first_token=run.first_token,
+                prefill_s=run.seconds,
             )
             answer = link.call(
                 "CompleteRequest", request, pb.CompleteRequestResponse, self._timeout_s(timeout_s)

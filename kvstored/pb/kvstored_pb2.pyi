@@ -352,32 +352,72 @@ class Keys(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., unchained: _Optional[bool] = ..., extra_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "last_valid_tokens", "session")
+    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAST_VALID_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADVISE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: Keys
     last_valid_tokens: int
     session: bytes
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ...) -> None: ...
+    advise: bool
+    deadline_ms: int
+    prefill_tokens_per_s: float
+    prefill_flops_per_s: float
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ...) -> None: ...
+
+class Advice(_message.Message):
+    __slots__ = ("load_bytes", "load_s", "queue_s", "total_load_s", "prefill_s", "prefill_source", "split_blocks", "split_tokens", "split_s", "overlap_blocks", "overlap_s", "deadline_blocks", "deadline_tokens")
+    LOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_S_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    load_bytes: _containers.RepeatedScalarFieldContainer[int]
+    load_s: _containers.RepeatedScalarFieldContainer[float]
+    queue_s: float
+    total_load_s: float
+    prefill_s: float
+    prefill_source: str
+    split_blocks: int
+    split_tokens: int
+    split_s: float
+    overlap_blocks: int
+    overlap_s: float
+    deadline_blocks: int
+    deadline_tokens: int
+    def __init__(self, load_bytes: _Optional[_Iterable[int]] = ..., load_s: _Optional[_Iterable[float]] = ..., queue_s: _Optional[float] = ..., total_load_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prefill_source: _Optional[str] = ..., split_blocks: _Optional[int] = ..., split_tokens: _Optional[int] = ..., split_s: _Optional[float] = ..., overlap_blocks: _Optional[int] = ..., overlap_s: _Optional[float] = ..., deadline_blocks: _Optional[int] = ..., deadline_tokens: _Optional[int] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason")
+    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "advice")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     hit_tokens: int
     checkpoint_tokens: int
     replay_tokens: int
     tier_blocks: _containers.RepeatedScalarFieldContainer[int]
     miss_reason: str
-    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ...) -> None: ...
+    advice: Advice
+    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("namespace", "keys")
@@ -756,16 +796,22 @@ class ExtendRequestResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class CompleteRequestRequest(_message.Message):
-    __slots__ = ("session", "request_id", "outcome", "hint")
+    __slots__ = ("session", "request_id", "outcome", "hint", "prefill_tokens", "prefill_first_token", "prefill_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     request_id: bytes
     outcome: Outcome
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    prefill_tokens: int
+    prefill_first_token: int
+    prefill_s: float
+    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_first_token: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class CompleteRequestResponse(_message.Message):
     __slots__ = ("dropped_blocks",)

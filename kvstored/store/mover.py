@@ -21,6 +21,7 @@ from kvstored.store.closing import Closing
 from kvstored.store.flights import Flights
 from kvstored.store.lane import Ended, Running, Urgency
 from kvstored.store.shell import Shell
+from kvstored.store.speeds import Speeds
 from kvstored.tiers.base import Carried, Tier
 
 T = TypeVar("T")
@@ -56,8 +57,11 @@ class Order:
 class Mover:
     """`start` never waits and never raises: a copy that finds no room in the lane is aborted like one that failed."""
 
-    def __init__(self, shell: Shell, flights: Flights, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, shell: Shell, flights: Flights, speeds: Speeds, bounds: Bounds | None = None
+    ) -> None:
         self._shell = shell
+        self._speeds = speeds
         self._flights = flights
         self._closing = Closing(shell)
         self._bounds = bounds or Bounds()
@@ -127,7 +131,8 @@ class Mover:
         for task in batch:
             self._flights.begin([task.target_copy])
         self._tasks_now += len(batch)
-        self._submit(work, order, batch[0].target, landed)
+        size_bytes = sum(move.length for task in batch for move in task.moves)
+        self._submit(work, order, batch[0].target, landed, size_bytes)
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""
@@ -168,7 +173,8 @@ class Mover:
         self._flights.begin(copies)
         self._tasks_now += len(run)
         for at, call in enumerate(calls):
-            self._submit(self._work_of(call, order), order, run.target, partial(landed, at))
+            work = self._work_of(call, order)
+            self._submit(work, order, run.target, partial(landed, at), call.size_bytes)
 
     def _work_of(self, run: CopyRun, order: Order) -> Callable[[], Carried]:
         arena, disk = self._shell.tiers.arena, self._disk()
@@ -204,17 +210,24 @@ class Mover:
         order: Order,
         target: TierId,
         landed: Callable[[Ended[T]], None],
+        size_bytes: int,
     ) -> None:
-        shell = self._shell
+        shell, speeds = self._shell, self._speeds
         try:
             running: Running[T] = shell.tiers.disk_lane.submit(work, order.urgency)
         except Busy as error:
             landed(Ended(None, error))
             return
         begun_s = shell.elapsed_s()
+        is_load = target is TierId.DRAM
+        if is_load:
+            speeds.load_begun(size_bytes, order.urgency)
 
         def observed(end: Ended[T]) -> None:
             shell.metrics.copy_seconds[target].observe(shell.elapsed_s() - begun_s)
+            if is_load:
+                is_good = end.error is None
+                speeds.load_ended(size_bytes, order.urgency, begun_s, is_good=is_good)
             landed(end)
 
         running.when_ended(observed)

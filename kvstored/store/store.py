@@ -5,11 +5,12 @@ Verbs take and give the core's values; messages are the transport's. A verb that
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.advice import LoadQuestion, PrefillRun, advise
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.hints import NO_HINT, Hint
@@ -27,6 +28,7 @@ from kvstored.store.reads import Reads
 from kvstored.store.registry import Registry
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
+from kvstored.store.speeds import Speeds
 from kvstored.store.survey import Survey
 
 LOAD_DEADLINE_S_MAX = 600.0
@@ -59,7 +61,8 @@ class Store:
         self.limits = limits
         self.registry = registry
         self.flights = Flights()
-        self.mover = Mover(shell, self.flights)
+        self.speeds = Speeds(shell.elapsed_s)
+        self.mover = Mover(shell, self.flights, self.speeds)
         self.reads = Reads(shell, self.mover, self.flights)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
@@ -77,6 +80,20 @@ class Store:
         self.shell.counts["match_keys", "miss"] += len(keys) - found.hit_blocks
         self.shell.counts["match_tokens", "hit"] += found.hit_tokens
         return found
+
+    def advised(
+        self, layout: Layout, keys: KeyBatch, found: Match, question: LoadQuestion
+    ) -> Match:
+        """What `match` found, with what loading it takes beside computing it."""
+        prefill = self.speeds.prefill(
+            layout.id,
+            layout.spec,
+            tokens_per_s=question.prefill_tokens_per_s,
+            flops_per_s=question.prefill_flops_per_s,
+        )
+        path = self.shell.catalog.looking.hit_path(layout.id, keys, found.hit_blocks)
+        deadline_s = question.deadline_s or None
+        return replace(found, advice=advise(path, self.speeds.tiers(), prefill, deadline_s))
 
     def locate(
         self, layout: Layout, keys: KeyBatch
@@ -155,9 +172,18 @@ class Store:
         return blocks
 
     def complete_request(
-        self, session: Session, request_id: bytes, *, discard: bool, hint: Hint = NO_HINT
+        self,
+        session: Session,
+        request_id: bytes,
+        *,
+        discard: bool,
+        hint: Hint = NO_HINT,
+        prefill: PrefillRun | None = None,
     ) -> int:
-        """Blocks that were dropped: with `discard`, those that nobody else shares."""
+        """Blocks that were dropped: with `discard`, those that nobody else shares. `prefill`: what its engine had to compute."""
+        if prefill is not None:
+            layout = self.request_layout(session, request_id)
+            self.speeds.prefilled(layout.id, layout.spec, prefill)
         dropped = self.shell.catalog.complete_request(
             session.core, request_id, discard, self.shell.now_s(), hint
         )

@@ -22,7 +22,15 @@ from kvstored.transport.answers import (
     job_message,
     match_message,
 )
-from kvstored.transport.asked import Asked, handles_of, hint_of, keys_of, request_id_of
+from kvstored.transport.asked import (
+    Asked,
+    handles_of,
+    hint_of,
+    keys_of,
+    prefill_of,
+    question_of,
+    request_id_of,
+)
 from kvstored.transport.caller import Answer, Caller
 from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
@@ -207,7 +215,10 @@ class StoreService:
         layout = self._asked.layout(request.namespace, caller)
         keys = keys_of(layout, request.keys)
         valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
-        return match_message(self._store.match(layout, keys, request.last_valid_tokens))
+        found = self._store.match(layout, keys, request.last_valid_tokens)
+        if request.advise:
+            found = self._store.advised(layout, keys, found, question_of(request))
+        return match_message(found)
 
     async def _locate(self, request: pb.LocateRequest, caller: Caller) -> pb.LocateResponse:
         layout = self._asked.layout(request.namespace, caller)
@@ -298,7 +309,9 @@ class StoreService:
         is_discard = request.outcome == pb.DISCARD
         name = request_id_of(request.request_id)
         hint = hint_of(request.hint)
-        dropped = self._store.complete_request(session, name, discard=is_discard, hint=hint)
+        dropped = self._store.complete_request(
+            session, name, discard=is_discard, hint=hint, prefill=prefill_of(request)
+        )
         return pb.CompleteRequestResponse(dropped_blocks=dropped)
 
     # ---- forgetting and touching

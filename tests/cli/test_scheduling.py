@@ -1,0 +1,71 @@
+"""The commands on scheduling, against a real daemon."""
+
+import itertools
+import os
+from typing import Any
+
+import pytest
+
+from kvstored.client import Client, GroupKind, GroupSpec, LoadQuestion, NamespaceSpec, PrefillRun
+from tests.cli.conftest import Served, done, run, told
+
+TOKENS = ("--tokens", ",".join(map(str, range(40))))
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def name(daemon: Served) -> str:
+    """A namespace with ten stored blocks of four tokens."""
+    made = f"scheduled{next(_numbers):03}@1"
+    size = ("--block-bytes", "8KiB", "--block-tokens", "4")
+    told("put", made, *TOKENS, *size, input=os.urandom(10 * 8192))
+    return made
+
+
+def advice(name: str, *arguments: str) -> dict[str, Any]:
+    found = told("match", name, *TOKENS, "--advise", *arguments)["advice"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_match_advises_to_load_what_is_slow_to_compute(name: str) -> None:
+    slow = advice(name, "--prefill-tokens-per-s", "10")
+    assert (slow["prefill_source"], slow["prefill_s"]) == ("asked", 4.0)
+    assert (slow["split_blocks"], slow["split_tokens"]) == (10, 40)
+    assert 0 < slow["total_load_s"] == slow["split_s"] < 4.0
+    fast = advice(name, "--prefill-tokens-per-s", "1e12")
+    assert (fast["split_blocks"], fast["overlap_blocks"]) == (0, 10)
+
+
+def test_match_advises_what_a_deadline_leaves_time_for(name: str) -> None:
+    assert advice(name, "--deadline", "10s")["deadline_blocks"] == 10
+    assert advice(name)["deadline_blocks"] == 10, "no deadline is all the time that there is"
+
+
+def test_match_shows_its_advice_as_a_table(name: str) -> None:
+    text = done("match", name, *TOKENS, "--advise", "--deadline", "10s").stdout
+    assert "by the deadline" in text
+    assert "10 blocks, 40 tokens" in text
+    assert "no engine told" in text
+
+
+def test_advice_that_was_not_asked_for_is_refused_and_not_given(name: str) -> None:
+    assert run("match", name, *TOKENS, "--deadline", "1s").exit_code == 2
+    assert "advice" not in told("match", name, *TOKENS)
+
+
+def test_a_client_asks_in_the_same_call_and_tells_how_fast_its_engine_is(daemon: Served) -> None:
+    spec = NamespaceSpec("asked", "1", "u8", "flat", 1, 4, (GroupSpec("kv", GroupKind.LINEAR, 64),))
+    with Client(f"unix://{daemon.socket}") as client:
+        kv = client.open_namespace(spec)
+        keys = kv.keys(range(8))
+        assert kv.put(keys, [[bytes(64)], [bytes(64)]]).stored == 2
+        assert kv.match(keys).advice is None
+        request = kv.begin_request(keys)
+        kv.complete_request(request, prefill=PrefillRun(tokens=100, seconds=0.1))
+        found = kv.match(keys, ask=LoadQuestion(deadline_s=1e-9)).advice
+        assert found is not None
+        assert found.prefill_source == "measured"
+        assert found.prefill_s == pytest.approx(8 / 1000)
+        assert found.load_bytes == (0, 128, 0, 0)
+        assert found.deadline_blocks == 2, "a deadline below a millisecond is one"
