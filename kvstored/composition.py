@@ -14,7 +14,7 @@ from kvstored.core.catalog import Catalog
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
-from kvstored.store import learned, registry
+from kvstored.store import learned, registry, written
 from kvstored.store.events import Events
 from kvstored.store.lane import Lane
 from kvstored.store.registry import Registry
@@ -111,6 +111,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         log.warning("starting without namespaces", fault=loaded.fault)
     if fault := learned.restore(config.state_dir, catalog.books.policy, clock.now_s()):
         log.warning("the eviction policy starts cold", policy=config.policy, fault=fault)
+    if fault := written.restore(config.state_dir, catalog.admission.budget, clock.now_s()):
+        log.warning("the day's written bytes are counted anew", fault=fault)
     known = Registry(shell, loaded.namespaces, config.state_dir)
     store = Store(shell, known, store_limits(config))
     return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
@@ -141,7 +143,16 @@ def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
     if not has_disk:
         return [dram]
     nvme = _tier_limits(config, TierId.NVME, config.disk)
-    return [dram, replace(nvme, admit_hits=config.disk.admit_hits)]
+    disk = config.disk
+    return [
+        dram,
+        replace(
+            nvme,
+            admit_hits=disk.admit_hits,
+            write_budget_bytes=disk.write_budget_bytes,
+            min_benefit_bytes=disk.min_benefit_bytes,
+        ),
+    ]
 
 
 def _tier_limits(

@@ -218,6 +218,7 @@ class Daemon:
     async def _save_policy(self) -> None:
         try:
             await self._janitor.save_policy_once()
+            await self._janitor.save_written_once()
         except (OSError, KvstoredError) as error:
             log.warning("the policy's state was not saved", error=str(error))
 
@@ -255,6 +256,10 @@ class Daemon:
         metrics.ready.set(self._state == "ready")
         self._refresh_tiers()
         self._refresh_lanes()
+        budget, now_s = catalog.admission.budget, self._shell.now_s()
+        metrics.disk_write_budget_bytes.set(budget.day_bytes)
+        metrics.disk_written_day_bytes.set(budget.spent(now_s))
+        metrics.disk_write_state.set(budget.state(now_s))
         for tier, speed in self._store.speeds.tiers().items():
             metrics.load_bytes_per_second[tier].set(1 / speed.line.size_s)
             metrics.load_queue_seconds[tier].set(speed.queue_s)

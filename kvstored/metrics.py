@@ -62,6 +62,9 @@ FACTS: Final[Mapping[str, Fact]] = {
     "copy_bytes": Fact("copy_bytes", "Bytes copied between tiers, as decoded.", ("direction",)),
     "copy_failures": Fact("copy_failures", "Copies that failed.", ("direction", "error")),
     "stored_bytes": Fact("stored_bytes", "Bytes written to NVMe, as encoded."),
+    "write_back_refused": Fact(
+        "write_back_refused_copies", "Copies not worth writing to NVMe, by why.", ("reason",)
+    ),
     "evicted_copies": Fact("watermark_evicted_copies", "Copies that the evictor took.", ("tier",)),
     "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
     "corrupt_copies": Fact("corrupt_copies", "Copies dropped for a wrong checksum.", ("tier",)),
@@ -187,6 +190,17 @@ class Metrics:
         )
         self.evictor_lag_seconds = _histogram(
             registry, "evictor_lag_seconds", "Evictor: how long a tier was above its watermark."
+        )
+        self.disk_write_budget_bytes = _gauge(
+            registry, "disk_write_budget_bytes", "Bytes that may be written to NVMe in 24 hours."
+        )
+        self.disk_written_day_bytes = _gauge(
+            registry, "disk_written_day_bytes", "Bytes written to NVMe in the last 24 hours."
+        )
+        self.disk_write_state = _gauge(
+            registry,
+            "disk_write_state",
+            "Budget of writes: 0 open, 1 no one-hit wonders, 2 closed.",
         )
         info = Info("kvstored_build", "What runs.", registry=registry)
         info.info({"version": build.version, "policy": build.policy, "codec": build.codec})

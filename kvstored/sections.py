@@ -90,6 +90,14 @@ class Disk(Section):
         le=255,
         description="hits that a block needs for a disk above `high`; below: none",
     )
+    write_budget_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="bytes that may be written to the disk in 24 hours; 0: no bound",
+    )
+    min_benefit_bytes: Size = Field(
+        default=0, ge=0, description="smallest prefix that is worth writing to the disk; 0: any"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.admission import Admission
 from kvstored.core.asides import Asides, SetAside
 from kvstored.core.books import Books
 from kvstored.core.calls import (
@@ -67,7 +68,8 @@ class Catalog:
         self._evictor = Evictor(self.books)
         self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
-        self._write_back = WriteBack(self.books, self.carriage)
+        self.admission = Admission(self.books)
+        self._write_back = WriteBack(self.books, self.carriage, self.admission)
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
@@ -316,6 +318,10 @@ class Catalog:
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
         return self._write_back.flush(bytes_max, now_s)
+
+    def stored(self, begun_bytes: int, stored_bytes: int, now_s: float) -> None:
+        """What was begun as so many bytes to NVMe took less, coded: the rest goes back to the day's budget."""
+        self.admission.budget.refund(max(0, begun_bytes - stored_bytes), now_s)
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""

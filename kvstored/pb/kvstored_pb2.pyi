@@ -957,7 +957,7 @@ class StatResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "written_day_bytes", "write_budget_bytes", "write_state")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -974,6 +974,9 @@ class TierStat(_message.Message):
     CODEC_RATIO_FIELD_NUMBER: _ClassVar[int]
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -990,7 +993,10 @@ class TierStat(_message.Message):
     codec_ratio: float
     aside_bytes: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ...) -> None: ...
+    written_day_bytes: int
+    write_budget_bytes: int
+    write_state: str
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
     __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes")

@@ -68,7 +68,9 @@ class Closing:
             # before the events and the projection, which read the records
             shell.tiers.arena.ready_many(part.targets, part.checksums)
         else:
-            shell.counts["stored_bytes", ""] += int(carried.records["stored_length"][here].sum())
+            stored_bytes = int(carried.records["stored_length"][here].sum())
+            shell.counts["stored_bytes", ""] += stored_bytes
+            shell.catalog.stored(part.size_bytes, stored_bytes, shell.now_s())
         shell.apply()
         direction = f"{part.source.name.lower()}:{part.target.name.lower()}"
         shell.counts["copies", direction] += len(part)
@@ -105,7 +107,10 @@ class Closing:
             stored = [StoredPiece(m.target, m.checksum) for m in task.moves]
         else:
             stored = [StoredPiece(r.place, r.checksum) for r in records]
-            shell.counts["stored_bytes", ""] += sum(r.stored_length for r in records)
+            stored_bytes = sum(r.stored_length for r in records)
+            shell.counts["stored_bytes", ""] += stored_bytes
+            begun_bytes = sum(move.length for move in task.moves)
+            shell.catalog.stored(begun_bytes, stored_bytes, shell.now_s())
         shell.catalog.commit_copy(task.id, stored, shell.now_s())
         shell.apply(moved=records[0])
         shell.counts["copies", direction] += 1

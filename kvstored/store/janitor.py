@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from kvstored.core.copying import Copying, copies_in, targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
-from kvstored.store import learned
+from kvstored.store import learned, written
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
 from kvstored.store.shell import fingerprint_bytes
@@ -34,6 +34,7 @@ WRITE_BACK_PAUSE_S = 1.0
 WRITE_BACKS_MAX = 2
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
+WRITTEN_S = 30.0
 LEARN_S = 1.0
 SAVE_S = 300.0
 LAG_S = 0.1
@@ -47,6 +48,7 @@ class Janitor:
         self._write_back_after_s = 0.0
         self._gather_until_s = 0.0
         self._counters_s = store.shell.now_s()
+        self._written = self._shell.catalog.admission.budget.dump()
         self._above_since_s: dict[TierId, float] = {}
 
     def tasks(self) -> dict[str, Coroutine[None, None, None]]:
@@ -57,6 +59,7 @@ class Janitor:
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
+            "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
             "policy state": self._every(SAVE_S, self.save_policy_once),
             "loop watch": self._watch_loop(),
@@ -118,8 +121,12 @@ class Janitor:
             return
         if loop.time() < self._write_back_after_s:
             return
-        copying = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
-        self._shell.apply()
+        shell, speeds = self._shell, self._store.speeds
+        shell.catalog.admission.know(speeds.load_line(), speeds.measured_prefill())
+        copying = shell.catalog.write_back(WRITE_BACK_BYTES, shell.now_s())
+        shell.apply()
+        for refusal, count in shell.catalog.admission.take_refused().items():
+            shell.counts["write_back_refused", refusal.value] += count
         self._carry(copying)
 
     def _dirty_bytes(self) -> int:
@@ -170,6 +177,17 @@ class Janitor:
             await shell.tiers.arena_lane.submit(
                 lambda: learned.save(state_dir, policy.name, dumped), Urgency.BACKGROUND
             )
+
+    async def save_written_once(self) -> None:
+        """What a crash loses of the day's count is what was written in one round."""
+        shell, state_dir = self._shell, self._store.registry.state_dir
+        dumped = shell.catalog.admission.budget.dump()
+        if shell.tiers.disk is None or dumped == self._written:
+            return
+        self._written = dumped
+        await shell.tiers.arena_lane.submit(
+            lambda: written.save(state_dir, dumped), Urgency.BACKGROUND
+        )
 
     async def drain(self, drain_s: float) -> bool:
         """Refuse new fills and write every dirty copy to NVMe within `drain_s`; whether all were."""

@@ -29,6 +29,7 @@ class Speeds:
         self._nvme = Speed(NVME_PRIOR)
         self._memory = Speed(MEMORY_PRIOR)
         self._prefill: dict[NamespaceId, tuple[float, float]] = {}
+        self._measured: dict[NamespaceId, Prefill] = {}
         self._last_end_s = 0.0
         self.loading_bytes = 0
 
@@ -67,7 +68,15 @@ class Speeds:
             TierId.REMOTE: nvme,
         }
 
+    def load_line(self) -> Line:
+        """Of bytes that come from NVMe through memory."""
+        nvme, memory = self._nvme.line, self._memory.line
+        return Line(nvme.fixed_s + memory.fixed_s, nvme.size_s + memory.size_s)
+
     # ---- prefill
+
+    def measured_prefill(self) -> dict[NamespaceId, Prefill]:
+        return dict(self._measured)
 
     def prefilled(self, ns: NamespaceId, spec: NamespaceSpec, run: PrefillRun) -> None:
         """An engine of the namespace computed this."""
@@ -76,7 +85,9 @@ class Speeds:
         base, slope = work_of(spec)
         work = (base + slope * (run.first_token + run.tokens / 2)) * run.tokens
         done, took = self._prefill.get(ns, (0.0, 0.0))
-        self._prefill[ns] = (done * FADE + work, took * FADE + run.seconds)
+        done, took = done * FADE + work, took * FADE + run.seconds
+        self._prefill[ns] = (done, took)
+        self._measured[ns] = Prefill(done / took, base, slope, "measured")
 
     def prefill(
         self,
@@ -87,13 +98,11 @@ class Speeds:
         flops_per_s: float = 0.0,
     ) -> Prefill:
         """As the caller says, else as engines of the namespace did; without either, not known."""
-        base, slope = work_of(spec)
         if tokens_per_s > 0:
             return Prefill(tokens_per_s, source="asked")
         if flops_per_s > 0 and spec.flops_base + spec.flops_slope > 0:
             return Prefill(flops_per_s, spec.flops_base, spec.flops_slope, "asked")
-        done, took = self._prefill.get(ns, (0.0, 0.0))
-        return Prefill(done / took, base, slope, "measured") if took else Prefill()
+        return self._measured.get(ns, Prefill())
 
 
 def work_of(spec: NamespaceSpec) -> tuple[float, float]:

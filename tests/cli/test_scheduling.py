@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +71,25 @@ def test_a_client_asks_in_the_same_call_and_tells_how_fast_its_engine_is(daemon:
         assert found.prefill_s == pytest.approx(8 / 1000)
         assert found.load_bytes == (0, 128, 0, 0)
         assert found.deadline_blocks == 2, "a deadline below a millisecond is one"
+
+
+def test_the_days_writes_are_shown_and_outlive_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        state_dir = Path(folder) / "state"
+        state_dir.mkdir(mode=0o700)
+        settings = {"KVSTORED_DISK_WRITE_BUDGET": "1MiB", "KVSTORED_DISK_CODEC": "raw"}
+        served = Served(state_dir, **settings)
+        for name, value in served.environment.items():
+            monkeypatch.setenv(name, value)
+        served.start()
+        try:
+            size = ("--block-bytes", "8KiB", "--block-tokens", "4")
+            told("put", "worn@1", *TOKENS, *size, input=os.urandom(10 * 8192))
+            served.stop()
+            served.start()
+            (nvme,) = (tier for tier in told("stat")["tiers"] if tier["name"] == "nvme")
+            shown = nvme["written_day_bytes"], nvme["write_budget_bytes"], nvme["write_state"]
+            assert shown == (10 * 8192, 1 << 20, "open")
+            assert "nvme writes" in done("stat").stdout
+        finally:
+            served.stop()
