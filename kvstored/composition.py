@@ -11,6 +11,7 @@ from kvstored.codec.planner import Goal
 from kvstored.config import Config
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
+from kvstored.core.plan import Objective
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
@@ -97,6 +98,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         policy=config.policy,
         limits=core_limits(config),
         epoch=epoch,
+        objectives=tuple(Objective(name) for name in config.objectives),
     )
     shell = Shell(
         catalog,

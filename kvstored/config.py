@@ -17,7 +17,16 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from kvstored.errors import ConfigError
-from kvstored.fields import AnyPath, Endpoint, GrpcListen, Listen, Mode, SocketPath
+from kvstored.fields import (
+    OBJECTIVES,
+    AnyPath,
+    Endpoint,
+    GrpcListen,
+    Listen,
+    Mode,
+    Objectives,
+    SocketPath,
+)
 from kvstored.sections import BulkTls, Disk, Dram, Limits, Log, Section, key_of
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
@@ -48,6 +57,10 @@ class Config(Section):
     )
     policy: PolicyName = Field(
         default="lru", description="which block is evicted first (docs/policies.md)"
+    )
+    objectives: Objectives = Field(
+        default=OBJECTIVES,
+        description="what scheduling is for, first things first (docs/scheduling.md)",
     )
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")

@@ -119,6 +119,20 @@ def _endpoint_text(endpoint: Endpoint | None) -> str:
     return "off" if endpoint is None else str(endpoint)
 
 
+OBJECTIVES = ("hit-rate", "transfer", "decode", "footprint")
+
+
+def _objectives(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    given = tuple(str(name).strip() for name in names) if isinstance(names, list | tuple) else ()
+    if sorted(given) != sorted(OBJECTIVES):
+        raise ValueError(f"not an order of {','.join(OBJECTIVES)}: value={value!r}")
+    return given
+
+
+Objectives = Annotated[
+    tuple[str, ...], BeforeValidator(_objectives), PlainSerializer(",".join, return_type=str)
+]
 Size = Annotated[int, BeforeValidator(_size), PlainSerializer(units.format_size)]
 AutoSize = Annotated[
     int | None,

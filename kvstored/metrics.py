@@ -78,6 +78,11 @@ FACTS: Final[Mapping[str, Fact]] = {
         "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
     ),
     "bulk_failures": Fact("bulk_failures", "Calls of the bulk channel that failed."),
+    "page_in_blocks": Fact(
+        "page_in_blocks",
+        "Blocks wanted in memory ahead, by signal and what became of them.",
+        ("signal", "result"),
+    ),
     "prefetched_blocks": Fact(
         "prefetched_blocks", "Blocks prefetched, by what became of them.", ("result",)
     ),

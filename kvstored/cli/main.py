@@ -47,6 +47,12 @@ def _inspect() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _schedule() -> tuple[click.Command, ...]:
+    from kvstored.cli.schedule import schedule
+
+    return (schedule,)
+
+
 def _data() -> tuple[click.Command, ...]:
     from kvstored.cli.data import COMMANDS
 
@@ -102,6 +108,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
     "Look inside": {
         **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
         "namespaces": _namespaces,
+        "schedule": _schedule,
     },
     "Blocks": {
         **dict.fromkeys(("match", "put", "get"), _data),

@@ -177,10 +177,13 @@ class NamespaceCalls:
         *,
         request_id: bytes = b"",
         hint: Hint = NO_HINT,
+        load_deadline_s: float = 0,
+        for_transfer: bool = False,
         timeout_s: float | None = None,
     ) -> bytes:
         """A running request claims the path of these keys until it completes or this session ends; its id. `hint`: what is known already,
-        such as the session; the rest may follow at its completion."""
+        such as the session; the rest may follow at its completion. `load_deadline_s`: what lies on NVMe is scheduled to be in DRAM by then;
+        `for_transfer`: it is going to be sent to another node."""
         with self._link(timeout_s) as link:
             request = pb.BeginRequestRequest(
                 session=link.session.token,
@@ -188,6 +191,8 @@ class NamespaceCalls:
                 keys=checked(keys).message(),
                 request_id=request_id,
                 hint=hint_message(hint),
+                load_deadline_ms=milliseconds(load_deadline_s),
+                for_transfer=for_transfer,
             )
             timeout_s = self._timeout_s(timeout_s)
             answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)

@@ -14,7 +14,7 @@ from kvstored.core.advice import Prefill
 from kvstored.core.groups import required_bytes
 from kvstored.core.rows import Tables
 from kvstored.core.speed import Line
-from kvstored.core.types import NamespaceId, Rows, TierId
+from kvstored.core.types import NamespaceId, Rows, TierId, as_rows
 from kvstored.core.write_budget import WriteBudget, WriteState
 
 Mask = NDArray[np.bool_]
@@ -57,6 +57,11 @@ class Admission:
         """Which of these blocks of one namespace are not worth it; None for none of them. Nothing is counted."""
         weighed = [each for each in self._weighed(blocks, now_s).values() if each is not None]
         return np.logical_or.reduce(weighed) if weighed else None
+
+    def refusal(self, block: int, now_s: float) -> Refusal | None:
+        """Why this one is not worth it."""
+        weighed = self._weighed(as_rows([block]), now_s).items()
+        return next((why for why, mask in weighed if mask is not None and mask[0]), None)
 
     def count(self, blocks: Rows, now_s: float) -> None:
         """These were refused, each for the first reason that there is."""

@@ -37,9 +37,12 @@ from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
 from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
+from kvstored.core.page_ins import PageIns
+from kvstored.core.plan import OBJECTIVES, Bounds, Objective
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.rights import FillRun
+from kvstored.core.schedule import Scheduler
 from kvstored.core.types import (
     KeyBatch,
     Layout,
@@ -61,7 +64,13 @@ class Catalog:
     what operators ask, and changes nothing."""
 
     def __init__(
-        self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
+        self,
+        *,
+        tiers: Sequence[TierLimits],
+        policy: str,
+        limits: Limits,
+        epoch: int,
+        objectives: Sequence[Objective] = OBJECTIVES,
     ) -> None:
         first_id = epoch << 32
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
@@ -70,6 +79,10 @@ class Catalog:
         self.carriage = Carriage(self.books, self._evictor)
         self.admission = Admission(self.books)
         self._write_back = WriteBack(self.books, self.carriage, self.admission)
+        self.page_ins = PageIns(self.books, objectives)
+        self.scheduler = Scheduler(
+            self.books, self._evictor, self.carriage, self._write_back, self.page_ins
+        )
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
@@ -312,20 +325,16 @@ class Catalog:
     def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
         self.carriage.abort(task, reason, now_s)
 
-    def write_back(self, bytes_max: int, now_s: float) -> list[Copying]:
-        return self._write_back.begin(bytes_max, now_s)
+    def write_back(self, bytes_max: int, now_s: float) -> Sequence[Copying]:
+        return self.scheduler.run(Bounds(write_bytes=bytes_max), now_s).writes
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
         return self._write_back.flush(bytes_max, now_s)
 
-    def stored(self, begun_bytes: int, stored_bytes: int, now_s: float) -> None:
-        """What was begun as so many bytes to NVMe took less, coded: the rest goes back to the day's budget."""
-        self.admission.budget.refund(max(0, begun_bytes - stored_bytes), now_s)
-
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
-        return self._evictor.trim(tier, now_s, copies_max)
+        return self.scheduler.run(Bounds({tier: copies_max}), now_s).evicted[tier]
 
     def shed(self, tier: TierId, now_s: float, copies_max: int) -> int:
         """Evict about so many copies whatever the watermarks: the tier's index runs full, not its space. Copies that left."""

@@ -12,7 +12,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.clearing import clear_run
 from kvstored.core.columns import READY
-from kvstored.core.leaving import drop_victims
+from kvstored.core.leaving import drop_victims, victims_from
 from kvstored.core.space import TierBook
 from kvstored.core.types import Budget, Part, Place, Rows, TierId
 
@@ -111,6 +111,23 @@ class Evictor:
                 evicted += left
             self._shrinking.discard((tier, budget))
         return evicted
+
+    def look(self, tier: TierId, now_s: float, runs_max: int) -> list[Rows]:
+        """Copies that `trim` would take next, a run each, leaf first. The policy's order is as before afterwards."""
+        space, policy = self._books.space, self._books.policy
+        runs: list[Rows] = []
+        for budget in Budget:
+            limit, limits = space.limit(tier, budget), space.books[tier].limits
+            used = space.books[tier].used[budget]
+            is_shrinking = used > int(limit * limits.high) or (tier, budget) in self._shrinking
+            left = used - int(limit * limits.low) if is_shrinking else 0
+            victims = policy.peek(tier, budget, now_s, runs_max) if left > 0 else []
+            for victim in victims:
+                if left <= 0:
+                    break
+                runs.append(victims_from(self._books, victim, left, 1 << 30))
+                left -= int(self._books.copies.units[runs[-1]].sum())
+        return runs
 
     def shed(self, tier: TierId, now_s: float, copies_max: int) -> int:
         """Evict whatever the watermarks, one copy of each budget in turn: what runs out is not the tier's space. How many left."""

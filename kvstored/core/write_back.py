@@ -1,5 +1,6 @@
 """Which copies in memory are written to NVMe, in the order in which they became dirty: plain ones as runs, others as tasks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -80,6 +81,28 @@ class WriteBack:
             books.wait(copy)
         return round_.begun
 
+    def look(self, now_s: float) -> Iterator[tuple[int, str]]:
+        """Copies in the order in which `begin` looks at them, and why each is not written, empty where it is. Changes nothing."""
+        books, copies = self._books, self._books.copies
+        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
+            return
+        left, units = self._admission.budget.left(now_s), 0
+        for copy in dict.fromkeys(islice(books.waiting, LOOKS_MAX)):
+            is_waiting = copies.flags[copy] & WAITING and copies.state[copy] == READY
+            if not is_waiting or copies.flags[copy] & CLEAN:
+                continue
+            refusal = self._admission.refusal(int(copies.block[copy]), now_s)
+            own = int(copies.units[copy])
+            if own * UNIT_BYTES > left:
+                yield copy, "budget"
+            elif refusal is not None:
+                yield copy, refusal.value
+            elif not self._is_hot_enough(copy, units):
+                yield copy, "not hit"
+            else:
+                left, units = left - own * UNIT_BYTES, units + own
+                yield copy, ""
+
     # ---- one by one
 
     def _begin_one(self, round_: _Round) -> None:
@@ -121,12 +144,16 @@ class WriteBack:
         """One-hit wonders do not push others from a disk that is near its high watermark."""
         books = self._books
         block = int(books.copies.block[copy])
-        refused = self._admission.refuses(as_rows([block]), round_.now_s)
-        if refused is not None and refused[0]:
+        if self._admission.refusal(block, round_.now_s) is not None:
             self._admission.count(as_rows([block]), round_.now_s)
             return False
+        return self._is_hot_enough(copy)
+
+    def _is_hot_enough(self, copy: int, units_before: int = 0) -> bool:
+        """`units_before`: that others take first."""
+        books, block = self._books, int(self._books.copies.block[copy])
         budget = budget_of(int(books.copies.part[copy]))
-        if self._room(budget) >= int(books.copies.units[copy]):
+        if self._room(budget) - units_before >= int(books.copies.units[copy]):
             return True
         return int(books.blocks.hits[block]) >= books.space.books[TierId.NVME].limits.admit_hits
 

@@ -35,6 +35,10 @@ class WriteBudget:
         self._by_hour[hour] = self._by_hour.get(hour, 0) + size_bytes
         self._forget(hour)
 
+    def settle(self, begun_bytes: int, stored_bytes: int, now_s: float) -> None:
+        """What was begun as so many bytes took less, coded."""
+        self.refund(max(0, begun_bytes - stored_bytes), now_s)
+
     def refund(self, size_bytes: int, now_s: float) -> None:
         """Of what was spent lately; never more than the hour has."""
         hour = int(now_s // HOUR_S)

@@ -758,18 +758,22 @@ class JobStatusResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., blocks_done: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class BeginRequestRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "request_id", "hint")
+    __slots__ = ("session", "namespace", "keys", "request_id", "hint", "load_deadline_ms", "for_transfer")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    FOR_TRANSFER_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
     request_id: bytes
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    load_deadline_ms: int
+    for_transfer: bool
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., load_deadline_ms: _Optional[int] = ..., for_transfer: _Optional[bool] = ...) -> None: ...
 
 class BeginRequestResponse(_message.Message):
     __slots__ = ("request_id", "match")
@@ -884,6 +888,96 @@ class ReportResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("dry_run", "rows_max")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    rows_max: int
+    def __init__(self, dry_run: _Optional[bool] = ..., rows_max: _Optional[int] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("objectives", "tiers", "page_ins", "evictions", "writes", "cut", "running_requests", "evicted_copies", "load_bytes", "write_bytes")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_INS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedScalarFieldContainer[str]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierRoom]
+    page_ins: _containers.RepeatedCompositeFieldContainer[PageIn]
+    evictions: _containers.RepeatedCompositeFieldContainer[NodeMove]
+    writes: _containers.RepeatedCompositeFieldContainer[NodeMove]
+    cut: bool
+    running_requests: int
+    evicted_copies: int
+    load_bytes: int
+    write_bytes: int
+    def __init__(self, objectives: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[TierRoom, _Mapping]]] = ..., page_ins: _Optional[_Iterable[_Union[PageIn, _Mapping]]] = ..., evictions: _Optional[_Iterable[_Union[NodeMove, _Mapping]]] = ..., writes: _Optional[_Iterable[_Union[NodeMove, _Mapping]]] = ..., cut: _Optional[bool] = ..., running_requests: _Optional[int] = ..., evicted_copies: _Optional[int] = ..., load_bytes: _Optional[int] = ..., write_bytes: _Optional[int] = ...) -> None: ...
+
+class TierRoom(_message.Message):
+    __slots__ = ("name", "granted_bytes", "used_bytes", "free_bytes", "high_bytes", "low_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIGH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    granted_bytes: int
+    used_bytes: int
+    free_bytes: int
+    high_bytes: int
+    low_bytes: int
+    def __init__(self, name: _Optional[str] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., high_bytes: _Optional[int] = ..., low_bytes: _Optional[int] = ...) -> None: ...
+
+class PageIn(_message.Message):
+    __slots__ = ("namespace", "head_fingerprint", "blocks", "bytes", "tier", "signal", "deadline_in_s", "ready_in_s", "loading")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    READY_IN_S_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    head_fingerprint: bytes
+    blocks: int
+    bytes: int
+    tier: str
+    signal: str
+    deadline_in_s: float
+    ready_in_s: float
+    loading: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., signal: _Optional[str] = ..., deadline_in_s: _Optional[float] = ..., ready_in_s: _Optional[float] = ..., loading: _Optional[bool] = ...) -> None: ...
+
+class NodeMove(_message.Message):
+    __slots__ = ("namespace", "head_fingerprint", "depth_blocks", "blocks", "bytes", "tier", "decision", "why")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    head_fingerprint: bytes
+    depth_blocks: int
+    blocks: int
+    bytes: int
+    tier: str
+    decision: str
+    why: str
+    def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., depth_blocks: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., decision: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ReportBulkRequest(_message.Message):
     __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections")

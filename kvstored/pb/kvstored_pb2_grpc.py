@@ -194,6 +194,11 @@ class KvstoredStub:
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.SerializeToString,
                 response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.Schedule = channel.unary_unary(
+                '/kvstored.v1.Kvstored/Schedule',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/kvstored.v1.Kvstored/Stat',
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.StatRequest.SerializeToString,
@@ -429,6 +434,12 @@ class KvstoredServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Schedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stat(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -634,6 +645,11 @@ def add_KvstoredServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.FromString,
                     response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.SerializeToString,
+            ),
+            'Schedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Schedule,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.SerializeToString,
             ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
@@ -1535,6 +1551,33 @@ class Kvstored:
             '/kvstored.v1.Kvstored/Report',
             kvstored_dot_pb_dot_kvstored__pb2.ReportRequest.SerializeToString,
             kvstored_dot_pb_dot_kvstored__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Schedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/Schedule',
+            kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

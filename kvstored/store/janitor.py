@@ -7,12 +7,13 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from kvstored.core.copying import Copying, copies_in, targets_of
+from kvstored.core.copying import targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.store import learned, written
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
+from kvstored.store.rounds import WRITE_BACK_BYTES
 from kvstored.store.shell import fingerprint_bytes
 from kvstored.store.store import Store
 from kvstored.tiers.base import Counters, PieceRef
@@ -25,13 +26,9 @@ INDEX_S = 0.5
 INDEX_SHARE_MAX = 0.85
 """Of the map's pages, from which on copies on NVMe leave: above 0.9 the index refuses writes."""
 WRITE_BACK_S = 0.025
-WRITE_BACK_BYTES = 64 << 20
-"""Of one group commit: more is not faster."""
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
-WRITE_BACK_PAUSE_S = 1.0
-"""After a failure: a disk that is full or broken is not asked twenty times a second."""
-WRITE_BACKS_MAX = 2
+PAGE_IN_S = 0.005
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
 WRITTEN_S = 30.0
@@ -44,8 +41,6 @@ class Janitor:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shell = store.shell
-        self._write_backs = 0
-        self._write_back_after_s = 0.0
         self._gather_until_s = 0.0
         self._counters_s = store.shell.now_s()
         self._written = self._shell.catalog.admission.budget.dump()
@@ -58,6 +53,7 @@ class Janitor:
             "evictor": self._every(EVICT_S, self.make_room_once),
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
+            "page-in": self._every(PAGE_IN_S, self.page_in_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
             "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
@@ -87,9 +83,7 @@ class Janitor:
             pace, is_above = Pace(), True
             while is_above:
                 begun_s, step = shell.elapsed_s(), pace.step
-                evicted = shell.catalog.make_room(use.tier, shell.now_s(), step)
-                shell.apply()
-                shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+                evicted = self._store.rounds.evict(use.tier, step)
                 pace.took(shell.elapsed_s() - begun_s)
                 is_above = evicted == step
                 await asyncio.sleep(0)
@@ -115,39 +109,15 @@ class Janitor:
             await self.write_back_once()
 
     async def write_back_once(self) -> None:
-        """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""
-        loop = asyncio.get_running_loop()
-        if self._shell.tiers.disk is None or self._write_backs >= WRITE_BACKS_MAX:
-            return
-        if loop.time() < self._write_back_after_s:
-            return
-        shell, speeds = self._shell, self._store.speeds
-        shell.catalog.admission.know(speeds.load_line(), speeds.measured_prefill())
-        copying = shell.catalog.write_back(WRITE_BACK_BYTES, shell.now_s())
-        shell.apply()
-        for refusal, count in shell.catalog.admission.take_refused().items():
-            shell.counts["write_back_refused", refusal.value] += count
-        self._carry(copying)
+        self._store.rounds.write_back()
+
+    async def page_in_once(self) -> None:
+        self._store.rounds.page_in()
 
     def _dirty_bytes(self) -> int:
         """About: as if dirty copies were as large as others."""
         use = next(u for u in self._shell.catalog.tier_use() if u.tier is TierId.DRAM)
         return use.used_units * UNIT_BYTES * use.dirty_copies // max(use.copies, 1)
-
-    def _carry(self, copying: list[Copying]) -> None:
-        if not copying:
-            return
-        left = sum(map(copies_in, copying))
-        self._write_backs += 1
-
-        def ended(there: int, failed: int) -> None:
-            nonlocal left
-            left -= there + failed
-            self._write_backs -= left == 0
-            if failed:
-                self._write_back_after_s = asyncio.get_running_loop().time() + WRITE_BACK_PAUSE_S
-
-        self._store.mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
     async def flush_counters_once(self) -> None:
         """Heat, hits and last use into the records, in bulk: after a crash they lag by a round, no more."""

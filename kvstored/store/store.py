@@ -15,6 +15,7 @@ from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.naming import count_reads, rows_leaf_first
+from kvstored.core.plan import Signal
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.errors import NotFound
@@ -26,6 +27,7 @@ from kvstored.store.mover import Mover
 from kvstored.store.puts import Puts
 from kvstored.store.reads import Reads
 from kvstored.store.registry import Registry
+from kvstored.store.rounds import Rounds
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
 from kvstored.store.speeds import Speeds
@@ -66,6 +68,7 @@ class Store:
         self.reads = Reads(shell, self.mover, self.flights)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
+        self.rounds = Rounds(shell, self.mover, self.speeds)
         self.survey = Survey(shell)
         self.clients = Clients(
             shell, resume_ttl_s=limits.resume_ttl_s, quarantine_s=limits.quarantine_s
@@ -151,11 +154,19 @@ class Store:
         keys: KeyBatch,
         request_id: bytes,
         hint: Hint = NO_HINT,
+        *,
+        load_wait_s: float = 0.0,
+        signal: Signal = Signal.REQUEST,
     ) -> Match:
-        now_s = self.shell.now_s()
-        self.shell.catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
+        """`load_wait_s`: until when its path should be in memory; 0: not before it is asked for."""
+        now_s, catalog = self.shell.now_s(), self.shell.catalog
+        catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
         self.shell.apply()
-        return self.match(layout, keys, 0)
+        found = self.match(layout, keys, 0)
+        if load_wait_s and found.hit_blocks:
+            path = keys.fingerprints[: found.hit_blocks]
+            catalog.page_ins.want(layout.id, path, signal, now_s + load_wait_s)
+        return found
 
     def request_layout(self, session: Session, request_id: bytes) -> Layout:
         ns = self.shell.catalog.request_namespace(session.core, request_id)

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from kvstored import __version__
 from kvstored.core.groups import valid_tokens_of
+from kvstored.core.plan import Signal
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
 from kvstored.errors import InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -35,6 +36,7 @@ from kvstored.transport.caller import Answer, Caller
 from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
 from kvstored.transport.put_calls import PutCalls
+from kvstored.transport.scheduling import SchedulingCalls
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u8, pack_u64
 
@@ -79,6 +81,7 @@ class StoreService:
             "Projection": self._descriptors.projection,
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
+            **SchedulingCalls(store).answers(),
         }
 
     async def call(self, method: str, request: Message, caller: Caller) -> Message:
@@ -288,7 +291,11 @@ class StoreService:
         keys = keys_of(layout, request.keys)
         name = request_id_of(request.request_id) or os.urandom(16)
         hint = hint_of(request.hint)
-        found = self._store.begin_request(session, layout, keys, name, hint)
+        signal = Signal.TRANSFER if request.for_transfer else Signal.REQUEST
+        wait_s = request.load_deadline_ms / 1000
+        found = self._store.begin_request(
+            session, layout, keys, name, hint, load_wait_s=wait_s, signal=signal
+        )
         return pb.BeginRequestResponse(request_id=name, match=match_message(found))
 
     async def _extend_request(

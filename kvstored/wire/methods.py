@@ -72,6 +72,7 @@ METHODS = (
     Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
     Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
+    Method("Schedule", 50, pb.ScheduleRequest, pb.ScheduleResponse),
 )
 
 BY_NAME = {method.name: method for method in METHODS}

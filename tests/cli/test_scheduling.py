@@ -93,3 +93,21 @@ def test_the_days_writes_are_shown_and_outlive_a_restart(monkeypatch: pytest.Mon
             assert "nvme writes" in done("stat").stdout
         finally:
             served.stop()
+
+
+def test_schedule_shows_the_next_rounds(name: str) -> None:
+    plan = told("schedule")
+    assert plan["objectives"][0] == "hit-rate"
+    assert {tier["name"] for tier in plan["tiers"]} == {"dram", "nvme"}
+    text = done("schedule", "--run").stdout
+    assert "nothing has to leave" in text
+    assert "begun: " in text
+
+
+def test_the_order_of_objectives_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORED_OBJECTIVES", "decode,transfer,footprint,hit-rate")
+    assert told("config")["objectives"]["value"] == "decode,transfer,footprint,hit-rate"
+    monkeypatch.setenv("KVSTORED_OBJECTIVES", "decode,transfer,footprint")
+    result = run("config")
+    assert (result.exit_code, result.stdout) == (78, "")
+    assert "not an order of hit-rate,transfer,decode,footprint" in result.stderr

@@ -128,7 +128,7 @@ def test_what_the_codec_saved_goes_back_to_the_budget() -> None:
     desk = desk_with(write_budget_bytes=10 * UNIT)
     desk.put("ab")
     desk.write_back()
-    desk.catalog.stored(2 * UNIT, UNIT // 2, desk.now_s)
+    desk.catalog.admission.budget.settle(2 * UNIT, UNIT // 2, desk.now_s)
     assert desk.catalog.admission.budget.spent(desk.now_s) == UNIT // 2
 
 

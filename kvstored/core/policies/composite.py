@@ -21,7 +21,7 @@ import numpy as np
 from kvstored.core.calls import Fingerprint, TouchEvent
 from kvstored.core.columns import FIRST, QUEUED
 from kvstored.core.hints import HINT_CLASSES_MAX, NO_HINT, Hint, HintClasses
-from kvstored.core.policies.base import Ledger
+from kvstored.core.policies.base import Ledger, Peeking
 from kvstored.core.policies.candidates import Candidates
 from kvstored.core.policies.ghosts import Ghost, Ghosts
 from kvstored.core.policies.hazard import HORIZON_S, Hazard
@@ -50,7 +50,7 @@ Key = tuple[int, int]
 """Tier and budget."""
 
 
-class Composite:
+class Composite(Peeking):
     name = "composite"
 
     def __init__(self, ledger: Ledger) -> None:

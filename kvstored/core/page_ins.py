@@ -1,0 +1,143 @@
+"""Blocks that are wanted in memory before anybody waits for them: a bounded queue of paths, in the order of the objectives.
+
+A path is taken head first and in parts, since a block without those above it is of no use. Nothing here loads: `take` says which blocks are next.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log2
+
+import numpy as np
+
+from kvstored.core.books import Books
+from kvstored.core.groups import required_bytes
+from kvstored.core.plan import Objective, Signal
+from kvstored.core.readability import NOT_READABLE
+from kvstored.core.types import Fingerprints, NamespaceId, Rows, TierId
+
+WANTS_MAX = 4096
+WANTED_BLOCKS_MAX = 262_144
+NEVER = 64
+"""Above every bucket of slack: 2^64 ms."""
+_OF_SIGNAL = {Signal.TRANSFER: Objective.TRANSFER, Signal.REQUEST: Objective.DECODE}
+
+
+@dataclass(slots=True)
+class Want:
+    """`at`: how many of its blocks were taken. `deadline_s` 0: none."""
+
+    number: int
+    ns: NamespaceId
+    fingerprints: Fingerprints
+    signal: Signal
+    deadline_s: float
+    at: int = 0
+
+    def __len__(self) -> int:
+        return len(self.fingerprints) - self.at
+
+
+@dataclass(slots=True)
+class PageIns:
+    """`ended`: blocks that left the queue, by signal and what became of them: taken, there (already in memory), late or shed."""
+
+    books: Books
+    objectives: Sequence[Objective]
+    wants: list[Want] = field(default_factory=list)
+    ended: Counter[tuple[Signal, str]] = field(default_factory=Counter)
+    _blocks: int = 0
+    _last: int = 0
+
+    def want(
+        self, ns: NamespaceId, fingerprints: Fingerprints, signal: Signal, deadline_s: float
+    ) -> bool:
+        """A path, head to tail. False, and counted as shed, where the queue is full."""
+        count = len(fingerprints)
+        if len(self.wants) >= WANTS_MAX or self._blocks + count > WANTED_BLOCKS_MAX:
+            self.ended[signal, "shed"] += count
+            return False
+        self._last += 1
+        self._blocks += count
+        self.wants.append(Want(self._last, ns, fingerprints, signal, deadline_s))
+        return True
+
+    def ordered(self, now_s: float) -> list[Want]:
+        """What is still of use, best first; what is late leaves the queue."""
+        late = [want for want in self.wants if 0 < want.deadline_s < now_s]
+        for want in late:
+            self._end(want, "late")
+        return sorted(self.wants, key=lambda want: (*self._key(want, now_s), want.number))
+
+    def take(self, bytes_max: int, now_s: float) -> list[tuple[Want, Rows]]:
+        """The next blocks that lie below memory, path by path, of about so many bytes; at least one."""
+        taken: list[tuple[Want, Rows]] = []
+        for want in self.ordered(now_s):
+            if bytes_max <= 0:
+                break
+            rows, looked, size_bytes = self._next(want, bytes_max)
+            bytes_max -= size_bytes
+            want.at += looked
+            self._blocks -= looked
+            self.ended[want.signal, "taken"] += len(rows)
+            self.ended[want.signal, "there"] += looked - len(rows)
+            if not len(want):
+                self.wants.remove(want)
+            if len(rows):
+                taken.append((want, rows))
+        return taken
+
+    def below(self, want: Want) -> Rows:
+        """Block rows of what is left of it and has to be loaded."""
+        return self._cold(want)[0]
+
+    # ---- inside
+
+    def _next(self, want: Want, bytes_max: int) -> tuple[Rows, int, int]:
+        """Rows to load, how many of the path were looked at, and about how many bytes the rows are."""
+        rows, places = self._cold(want)
+        spec = self.books.layouts[want.ns].spec
+        block_bytes = required_bytes(spec, spec.block_tokens)
+        most = max(1, bytes_max // max(1, block_bytes))
+        if len(rows) <= most:
+            return rows, len(want), len(rows) * block_bytes
+        return rows[:most], int(places[most]), most * block_bytes
+
+    def _cold(self, want: Want) -> tuple[Rows, Rows]:
+        """Rows of its blocks that are readable from below memory only, and their places in what is left. A path ends where a block is missing."""
+        blocks = self.books.blocks
+        found = self.books.index.find(want.fingerprints[want.at :])
+        readable = (found >= 0) & (blocks.ns[found] == want.ns)
+        readable &= blocks.fast[found] != NOT_READABLE
+        found = found if readable.all() else found[: int(np.argmin(readable))]
+        places = np.flatnonzero(blocks.fast[found] > int(TierId.DRAM))
+        return found[places], places.astype(np.int32)
+
+    def _key(self, want: Want, now_s: float) -> tuple[int, ...]:
+        slack = NEVER
+        if want.deadline_s:
+            slack = max(0, int(log2(max(1.0, (want.deadline_s - now_s) * 1000))))
+        purpose = _OF_SIGNAL.get(want.signal)
+        values = {
+            Objective.HIT_RATE: -self._worth(want),
+            Objective.TRANSFER: slack if purpose is Objective.TRANSFER else NEVER,
+            Objective.DECODE: slack if purpose is Objective.DECODE else NEVER,
+            Objective.FOOTPRINT: len(want).bit_length(),
+        }
+        return tuple(values[objective] for objective in self.objectives)
+
+    def _worth(self, want: Want) -> int:
+        """FLOPs saved a byte by its first block, as a power of two in halves."""
+        row = self.books.index.find_one(_first(want))
+        copy = int(self.books.blocks.first_copy[row]) if row >= 0 else -1
+        return self.books.weight(copy) if copy >= 0 else -NEVER
+
+    def _end(self, want: Want, how: str) -> None:
+        self.ended[want.signal, how] += len(want)
+        self._blocks -= len(want)
+        self.wants.remove(want)
+
+
+def _first(want: Want) -> tuple[int, int]:
+    low, high = want.fingerprints[want.at].tolist()
+    return low, high
