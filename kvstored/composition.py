@@ -11,10 +11,12 @@ from kvstored.codec.planner import Goal
 from kvstored.config import Config
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
+from kvstored.core.feedback import FeedbackLimits
 from kvstored.core.plan import Objective
 from kvstored.core.types import UNIT_BYTES, TierId
-from kvstored.errors import KvstoredError, StateMismatch
+from kvstored.errors import ConfigError, InvalidArgument, KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
+from kvstored.model.selection import load_weights
 from kvstored.store import learned, registry, written
 from kvstored.store.events import Events
 from kvstored.store.lane import Lane
@@ -100,6 +102,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         epoch=epoch,
         objectives=tuple(Objective(name) for name in config.objectives),
     )
+    catalog.feedback.limits = feedback_limits(config)
     shell = Shell(
         catalog,
         tiers,
@@ -117,6 +120,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         log.warning("the day's written bytes are counted anew", fault=fault)
     known = Registry(shell, loaded.namespaces, config.state_dir)
     store = Store(shell, known, store_limits(config))
+    if config.feedback.log is not None:
+        store.accesses.record_to(config.feedback.log)
     return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
 
 
@@ -170,6 +175,17 @@ def _tier_limits(
         sink_share=shares.sink_share,
         lease_share=shares.lease_share,
         pin_share=shares.pin_share,
+    )
+
+
+def feedback_limits(config: Config) -> FeedbackLimits:
+    feedback = config.feedback
+    try:
+        weights = load_weights(feedback.weights) if feedback.weights is not None else {}
+    except InvalidArgument as error:
+        raise ConfigError(f"setting feedback.weights: {error}") from error
+    return FeedbackLimits(
+        float(feedback.blocks_per_s), feedback.sink_steps, feedback.stable_steps, weights
     )
 
 

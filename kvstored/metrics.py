@@ -78,6 +78,15 @@ FACTS: Final[Mapping[str, Fact]] = {
         "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
     ),
     "bulk_failures": Fact("bulk_failures", "Calls of the bulk channel that failed."),
+    "feedback_blocks": Fact(
+        "feedback_blocks", "Blocks in reports of attention, by what became of them.", ("result",)
+    ),
+    "resident_blocks": Fact(
+        "resident_blocks", "Blocks of predicted working sets at their deadline.", ("result",)
+    ),
+    "resident_reads": Fact(
+        "resident_reads", "Blocks that sessions with a predicted set read.", ("result",)
+    ),
     "page_in_blocks": Fact(
         "page_in_blocks",
         "Blocks wanted in memory ahead, by signal and what became of them.",
@@ -206,6 +215,9 @@ class Metrics:
             registry,
             "disk_write_state",
             "Budget of writes: 0 open, 1 no one-hit wonders, 2 closed.",
+        )
+        self.resident_late_seconds = _histogram(
+            registry, "resident_late_seconds", "Predicted working sets: how late they were whole."
         )
         info = Info("kvstored_build", "What runs.", registry=registry)
         info.info({"version": build.version, "policy": build.policy, "codec": build.codec})

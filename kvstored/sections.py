@@ -12,7 +12,7 @@ from kvstored.paging import HUGE_BYTES, HugePages
 
 
 def key_of(field: str) -> str:
-    return field.removesuffix("_bytes").removesuffix("_s")
+    return field if field.endswith("_per_s") else field.removesuffix("_bytes").removesuffix("_s")
 
 
 class Section(BaseModel):
@@ -103,6 +103,26 @@ class Disk(Section):
     def _ordered(self) -> Self:
         _check_watermarks(self.low, self.high)
         return self
+
+
+class Feedback(Section):
+    """What engines report of attention."""
+
+    blocks_per_s: int = Field(
+        default=10_000, ge=0, description="reported blocks taken a second; 0 turns the signal off"
+    )
+    sink_steps: int = Field(
+        default=64, ge=1, description="steps without a selection after which a block leaves earlier"
+    )
+    stable_steps: int = Field(
+        default=8, ge=1, description="selections on end after which a block counts as used"
+    )
+    weights: OptionalPath = Field(
+        default=None, description="what kvstored selection stats --weights wrote, or off"
+    )
+    log: OptionalPath = Field(
+        default=None, description="file in which reports are recorded, at most 128MiB, or off"
+    )
 
 
 class Limits(Section):

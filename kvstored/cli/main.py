@@ -89,6 +89,12 @@ def _codec() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _selection() -> tuple[click.Command, ...]:
+    from kvstored.cli.selection import COMMANDS
+
+    return COMMANDS
+
+
 def _processes() -> tuple[click.Command, ...]:
     from kvstored.cli.processes import daemon, front
 
@@ -116,7 +122,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
         **dict.fromkeys(("remove", "clear"), _data),
     },
     "Namespaces": dict.fromkeys(("retire", "remove-namespace"), _namespaces),
-    "Prove it": {"verify": _verify, "replay": _replay, "codec": _codec},
+    "Prove it": {"verify": _verify, "replay": _replay, "codec": _codec, "selection": _selection},
 }
 _HIDDEN: dict[str, Load] = dict.fromkeys(("daemon", "front"), _processes)
 _LOADS = {name: load for family in (*_FAMILIES.values(), _HIDDEN) for name, load in family.items()}

@@ -7,7 +7,15 @@ from kvstored.client.aio import AsyncClient, AsyncNamespace
 from kvstored.client.client import Client
 from kvstored.client.keys import Keys
 from kvstored.client.namespace import Namespace
-from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pinned, PutResult
+from kvstored.client.results import (
+    AccessReport,
+    GetResult,
+    Job,
+    Located,
+    OptimisticReads,
+    Pinned,
+    PutResult,
+)
 from kvstored.client.scatter import Gather
 from kvstored.client.view import View
 from kvstored.core.advice import LoadQuestion, PrefillRun
@@ -39,6 +47,7 @@ from kvstored.errors import (
 
 __all__ = [
     "Access",
+    "AccessReport",
     "Advice",
     "AsyncClient",
     "AsyncNamespace",

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from numpy.typing import ArrayLike
+
 from kvstored.client.advice import advice_of, ask_for
+from kvstored.client.attention import access_message, resident_message
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
 from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
 from kvstored.client.links import Link, Linked, milliseconds, opened
-from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
+from kvstored.client.results import AccessReport, Job, Located, OpenedNamespace, Pinned
 from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import Tokens, block_keys, root
@@ -154,6 +157,40 @@ class NamespaceCalls:
             )
             answer = link.call("Report", request, pb.ReportResponse, self._timeout_s(timeout_s))
         return answer.blocks
+
+    def report_access(
+        self,
+        keys: Keys,
+        selected: ArrayLike | None = None,
+        *,
+        mass: Sequence[float] = (),
+        group: str = "",
+        layer: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AccessReport:
+        """Tells which blocks some decode steps selected, (steps, keys) booleans, oldest first, or the attention mass of each key in one step. Advisory;
+        many steps in one report cost the daemon little more than one."""
+        request = access_message(self.spec, keys, selected, mass, group, layer)
+        request.namespace = self.digest
+        with self._link(timeout_s) as link:
+            request.session = link.session.token
+            answer = link.call(
+                "ReportAccess", request, pb.ReportAccessResponse, self._timeout_s(timeout_s)
+            )
+        return AccessReport(answer.taken, answer.blocks, answer.raised, answer.wanted)
+
+    def report_resident(
+        self, keys: Keys, *, deadline_s: float, timeout_s: float | None = None
+    ) -> int:
+        """Predicts what is going to be read by then, in place of this session's earlier prediction; the blocks that are scheduled to come up for it."""
+        request = resident_message(keys, deadline_s)
+        request.namespace = self.digest
+        with self._link(timeout_s) as link:
+            request.session = link.session.token
+            answer = link.call(
+                "ReportResident", request, pb.ReportResidentResponse, self._timeout_s(timeout_s)
+            )
+        return answer.wanted
 
     def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
         """Forgets blocks in every tier; how many there were."""

@@ -75,6 +75,7 @@ class Catalog:
         first_id = epoch << 32
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
         self._evictor = Evictor(self.books)
+        self.feedback = self._evictor.feedback
         self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
         self.admission = Admission(self.books)

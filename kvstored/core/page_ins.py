@@ -20,7 +20,11 @@ WANTS_MAX = 4096
 WANTED_BLOCKS_MAX = 262_144
 NEVER = 64
 """Above every bucket of slack: 2^64 ms."""
-_OF_SIGNAL = {Signal.TRANSFER: Objective.TRANSFER, Signal.REQUEST: Objective.DECODE}
+_OF_SIGNAL = {
+    Signal.TRANSFER: Objective.TRANSFER,
+    Signal.REQUEST: Objective.DECODE,
+    Signal.RESIDENT: Objective.DECODE,
+}
 
 
 @dataclass(slots=True)

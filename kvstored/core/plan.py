@@ -23,10 +23,13 @@ OBJECTIVES = tuple(Objective)
 
 
 class Signal(StrEnum):
-    """Why blocks are wanted in memory: a running request, as its engine asked, or for another node."""
+    """Why blocks are wanted in memory: a running request, as its engine asked, or for another node; an engine's predicted working set; what attention
+    selects all the time."""
 
     REQUEST = "request"
     TRANSFER = "transfer"
+    RESIDENT = "resident"
+    SELECTION = "selection"
 
 
 class Decision(StrEnum):

@@ -979,6 +979,56 @@ class NodeMove(_message.Message):
     why: str
     def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., depth_blocks: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., decision: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
+class ReportAccessRequest(_message.Message):
+    __slots__ = ("session", "namespace", "keys", "group", "layer", "steps", "selected", "mass")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    MASS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    namespace: bytes
+    keys: Keys
+    group: int
+    layer: int
+    steps: int
+    selected: bytes
+    mass: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., group: _Optional[int] = ..., layer: _Optional[int] = ..., steps: _Optional[int] = ..., selected: _Optional[bytes] = ..., mass: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ReportAccessResponse(_message.Message):
+    __slots__ = ("taken", "blocks", "raised", "wanted")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RAISED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    blocks: int
+    raised: int
+    wanted: int
+    def __init__(self, taken: _Optional[bool] = ..., blocks: _Optional[int] = ..., raised: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class ReportResidentRequest(_message.Message):
+    __slots__ = ("session", "namespace", "keys", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    namespace: bytes
+    keys: Keys
+    deadline_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class ReportResidentResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: int
+    def __init__(self, wanted: _Optional[int] = ...) -> None: ...
+
 class ReportBulkRequest(_message.Message):
     __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]

@@ -29,6 +29,8 @@ WRITE_BACK_S = 0.025
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
 PAGE_IN_S = 0.005
+RESIDENT_S = 0.01
+LOG_S = 1.0
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
 WRITTEN_S = 30.0
@@ -54,6 +56,8 @@ class Janitor:
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
             "page-in": self._every(PAGE_IN_S, self.page_in_once),
+            "residents": self._every(RESIDENT_S, self.judge_once),
+            "selection log": self._every(LOG_S, self._store.accesses.write_log_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
             "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
@@ -113,6 +117,9 @@ class Janitor:
 
     async def page_in_once(self) -> None:
         self._store.rounds.page_in()
+
+    async def judge_once(self) -> None:
+        self._store.accesses.judge_once()
 
     def _dirty_bytes(self) -> int:
         """About: as if dirty copies were as large as others."""

@@ -19,6 +19,7 @@ from kvstored.core.plan import Signal
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.errors import NotFound
+from kvstored.store.access import Accesses
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
@@ -68,6 +69,7 @@ class Store:
         self.reads = Reads(shell, self.mover, self.flights)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
+        self.accesses = Accesses(shell)
         self.rounds = Rounds(shell, self.mover, self.speeds)
         self.survey = Survey(shell)
         self.clients = Clients(
@@ -106,6 +108,8 @@ class Store:
     # ---- reading
 
     async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
+        if len(self.accesses.residents):
+            self.accesses.residents.read(call.session, call.ns, call.keys.fingerprints)
         grant = await self.reads.acquire(call, wait_s=wait_s)
         self._count_read(grant, call, layout)
         return grant

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvstored.core.calls import Fingerprint
 from kvstored.core.copying import bytes_in
+from kvstored.core.feedback import STEPS_MAX, Access
 from kvstored.core.plan import NodeMove, PageIn, TierRoom
 from kvstored.core.types import UNIT_BYTES, Layout, NamespaceId, TierId
+from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.store import Store
+from kvstored.transport.asked import Asked, keys_of
 from kvstored.transport.caller import Answer, Caller
 
 ROWS, ROWS_MAX = 256, 4096
@@ -16,9 +21,38 @@ ROWS, ROWS_MAX = 256, 4096
 class SchedulingCalls:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._asked = Asked(store)
 
     def answers(self) -> dict[str, Answer]:
-        return {"Schedule": self._schedule}
+        return {
+            "Schedule": self._schedule,
+            "ReportAccess": self._report_access,
+            "ReportResident": self._report_resident,
+        }
+
+    async def _report_access(
+        self, request: pb.ReportAccessRequest, caller: Caller
+    ) -> pb.ReportAccessResponse:
+        self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        told = self._store.accesses.report(layout, keys, _access_of(request, layout, len(keys)))
+        return pb.ReportAccessResponse(
+            taken=told.is_taken,
+            blocks=told.blocks,
+            raised=len(told.raised),
+            wanted=len(told.wanted),
+        )
+
+    async def _report_resident(
+        self, request: pb.ReportResidentRequest, caller: Caller
+    ) -> pb.ReportResidentResponse:
+        session = self._asked.session(request.session, caller)
+        layout = self._asked.layout(request.namespace, caller)
+        keys = keys_of(layout, request.keys)
+        wait_s = self._store.limits.load_wait(request.deadline_ms / 1000)
+        wanted = self._store.accesses.reside(session, layout, keys, wait_s)
+        return pb.ReportResidentResponse(wanted=wanted)
 
     async def _schedule(self, request: pb.ScheduleRequest, caller: Caller) -> pb.ScheduleResponse:
         shell = self._store.shell
@@ -55,6 +89,29 @@ class SchedulingCalls:
             if each.ns in mine:
                 messages.append(_page_in_message(each, mine[each.ns], now_s, ready_s))
         return messages
+
+
+def _access_of(request: pb.ReportAccessRequest, layout: Layout, keys: int) -> Access:
+    groups = len(layout.spec.groups)
+    if request.group >= groups or not keys:
+        raise InvalidArgument(
+            f"keys of a known group: keys={keys} group={request.group} groups={groups}"
+        )
+    layer = request.layer if request.HasField("layer") else -1
+    if request.mass:
+        mass = np.asarray(request.mass, dtype=np.float64)
+        if len(mass) != keys or request.selected or not (np.isfinite(mass) & (mass >= 0)).all():
+            raise InvalidArgument(f"one mass a key, 0 or more: mass={len(mass)} keys={keys}")
+        return Access(request.group, layer, None, mass)
+    row_bytes = -(-keys // 8)
+    if not 0 < request.steps <= STEPS_MAX or len(request.selected) != request.steps * row_bytes:
+        raise InvalidArgument(
+            f"a bit a step and key: steps={request.steps} max={STEPS_MAX} keys={keys} "
+            f"bytes={len(request.selected)} expected={request.steps * row_bytes}"
+        )
+    packed = np.frombuffer(request.selected, dtype=np.uint8).reshape(request.steps, row_bytes)
+    bits = np.unpackbits(packed, axis=1, count=keys, bitorder="little")
+    return Access(request.group, layer, bits.astype(np.bool_), None)
 
 
 def _page_in_message(each: PageIn, layout: Layout, now_s: float, ready_s: float) -> pb.PageIn:

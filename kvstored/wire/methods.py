@@ -72,6 +72,8 @@ METHODS = (
     Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
     Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
+    Method("ReportAccess", 51, pb.ReportAccessRequest, pb.ReportAccessResponse),
+    Method("ReportResident", 52, pb.ReportResidentRequest, pb.ReportResidentResponse),
     Method("Schedule", 50, pb.ScheduleRequest, pb.ScheduleResponse),
 )
 

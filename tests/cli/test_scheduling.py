@@ -3,12 +3,15 @@
 import itertools
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstored.client import Client, GroupKind, GroupSpec, LoadQuestion, NamespaceSpec, PrefillRun
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.wire.namespaces import spec_of
 from tests.cli.conftest import Served, done, run, told
 
 TOKENS = ("--tokens", ",".join(map(str, range(40))))
@@ -111,3 +114,46 @@ def test_the_order_of_objectives_is_a_setting(monkeypatch: pytest.MonkeyPatch) -
     result = run("config")
     assert (result.exit_code, result.stdout) == (78, "")
     assert "not an order of hit-rate,transfer,decode,footprint" in result.stderr
+
+
+def test_selections_are_recorded_analysed_and_come_back_as_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        state_dir = Path(folder) / "state"
+        state_dir.mkdir(mode=0o700)
+        log, weights = Path(folder) / "selections", Path(folder) / "weights"
+        served = Served(state_dir, KVSTORED_FEEDBACK_LOG=str(log))
+        for key, value in served.environment.items():
+            monkeypatch.setenv(key, value)
+        served.start()
+        try:
+            size = ("--block-bytes", "8KiB", "--block-tokens", "4")
+            told("put", "seen@1", *TOKENS, *size, input=os.urandom(10 * 8192))
+            with Client(f"unix://{served.socket}") as client:
+                kv = client.open_namespace(opened_spec(client))
+                keys = kv.keys(range(40))
+                steps = [[i < 3 for i in range(10)]] * 32
+                report = kv.report_access(keys, steps, layer=2)
+                assert (report.taken, report.blocks, report.raised) == (True, 10, 3)
+                assert kv.report_resident(keys, deadline_s=0.1) == 0
+            ends = time.monotonic() + 10
+            while not log.exists() and time.monotonic() < ends:
+                time.sleep(0.05)
+            served.stop()
+            (stream,) = told("selection", "stats", str(log), "--weights", str(weights))["streams"]
+            assert (stream["group"], stream["layer"], stream["steps"]) == ("kv", 2, 32)
+            assert stream["frequency"] == pytest.approx(0.3)
+            assert "stability" in done("selection", "stats", str(log)).stdout
+            served.environment["KVSTORED_FEEDBACK_WEIGHTS"] = str(weights)
+            served.start()
+        finally:
+            served.stop()
+
+
+def opened_spec(client: Client) -> NamespaceSpec:
+    """Of the only namespace."""
+    (found,) = client.call(
+        "ListNamespaces", pb.ListNamespacesRequest(), pb.ListNamespacesResponse
+    ).namespaces
+    return spec_of(found.namespace, caller_tenant="default")
