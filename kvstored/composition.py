@@ -12,7 +12,8 @@ from kvstored.config import Config
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
 from kvstored.core.feedback import FeedbackLimits
-from kvstored.core.plan import Objective
+from kvstored.core.plan import Objective, Signal
+from kvstored.core.prefetched import PrefetchLimits
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import ConfigError, InvalidArgument, KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
@@ -103,6 +104,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         objectives=tuple(Objective(name) for name in config.objectives),
     )
     catalog.feedback.limits = feedback_limits(config)
+    catalog.carriage.ahead.limits = prefetch_limits(config)
     shell = Shell(
         catalog,
         tiers,
@@ -187,6 +189,12 @@ def feedback_limits(config: Config) -> FeedbackLimits:
     return FeedbackLimits(
         float(feedback.blocks_per_s), feedback.sink_steps, feedback.stable_steps, weights
     )
+
+
+def prefetch_limits(config: Config) -> PrefetchLimits:
+    prefetch = config.prefetch
+    signals = frozenset(Signal(name) for name in prefetch.signals)
+    return PrefetchLimits(prefetch.share, prefetch.waste_max, signals)
 
 
 def core_limits(config: Config) -> Limits:

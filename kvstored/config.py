@@ -27,7 +27,7 @@ from kvstored.fields import (
     Objectives,
     SocketPath,
 )
-from kvstored.sections import BulkTls, Disk, Dram, Feedback, Limits, Log, Section, key_of
+from kvstored.sections import BulkTls, Disk, Dram, Feedback, Limits, Log, Prefetch, Section, key_of
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
 _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
@@ -67,6 +67,7 @@ class Config(Section):
     feedback: Feedback = Field(
         default=Feedback(), description="what engines report of attention (docs/scheduling.md)"
     )
+    prefetch: Prefetch = Field(default=Prefetch(), description="loading ahead of need")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
     log: Log = Field(default=Log(), description="log lines")
 

@@ -16,6 +16,7 @@ from kvstored import logs
 from kvstored.clock import SystemClock
 from kvstored.composition import Parts, compose
 from kvstored.config import Config
+from kvstored.core.plan import SPECULATIVE
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import KvstoredError
 from kvstored.metrics_server import MetricsServer
@@ -260,6 +261,11 @@ class Daemon:
         metrics.disk_write_budget_bytes.set(budget.day_bytes)
         metrics.disk_written_day_bytes.set(budget.spent(now_s))
         metrics.disk_write_state.set(budget.state(now_s))
+        ahead = catalog.carriage.ahead
+        metrics.prefetch_held_bytes.set(ahead.held_bytes)
+        for guess in SPECULATIVE:
+            pause = metrics.prefetch_pause_seconds[guess.value]
+            pause.set(ahead.pause_left_s(guess, now_s))
         for tier, speed in self._store.speeds.tiers().items():
             metrics.load_bytes_per_second[tier].set(1 / speed.line.size_s)
             metrics.load_queue_seconds[tier].set(speed.queue_s)

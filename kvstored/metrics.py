@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 TIERS: Final = ("hbm", "dram", "nvme", "remote")
 """By TierId."""
+GUESSES: Final = ("selection", "session", "sibling")
+"""Speculative signals of prefetch."""
 LATENCY_BUCKETS_S: Final = (
     *(20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
     *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 5.0),
@@ -78,6 +80,12 @@ FACTS: Final[Mapping[str, Fact]] = {
         "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
     ),
     "bulk_failures": Fact("bulk_failures", "Calls of the bulk channel that failed."),
+    "prefetch_outcomes": Fact(
+        "prefetch_outcome_blocks",
+        "Blocks loaded ahead, by signal: used, wasted (not used in time), failed.",
+        ("signal", "result"),
+    ),
+    "prefetch_wasted_bytes": Fact("prefetch_wasted_bytes", "Bytes loaded ahead and not used."),
     "feedback_blocks": Fact(
         "feedback_blocks", "Blocks in reports of attention, by what became of them.", ("result",)
     ),
@@ -219,6 +227,16 @@ class Metrics:
         self.resident_late_seconds = _histogram(
             registry, "resident_late_seconds", "Predicted working sets: how late they were whole."
         )
+        self.prefetch_held_bytes = _gauge(
+            registry, "prefetch_held_bytes", "Loaded ahead and not used yet."
+        )
+        pauses = _gauge(
+            registry,
+            "prefetch_pause_seconds",
+            "Signals that wasted too much: paused for.",
+            ("signal",),
+        )
+        self.prefetch_pause_seconds = {signal: pauses.labels(signal) for signal in GUESSES}
         info = Info("kvstored_build", "What runs.", registry=registry)
         info.info({"version": build.version, "policy": build.policy, "codec": build.codec})
 

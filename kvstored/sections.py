@@ -7,7 +7,16 @@ from typing import Literal, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvstored.fields import AnyPath, AutoSize, Duration, OptionalPath, Share, Size
+from kvstored.fields import (
+    GUESSES,
+    AnyPath,
+    AutoSize,
+    Duration,
+    Guesses,
+    OptionalPath,
+    Share,
+    Size,
+)
 from kvstored.paging import HUGE_BYTES, HugePages
 
 
@@ -122,6 +131,21 @@ class Feedback(Section):
     )
     log: OptionalPath = Field(
         default=None, description="file in which reports are recorded, at most 128MiB, or off"
+    )
+
+
+class Prefetch(Section):
+    """Loading ahead of need."""
+
+    signals: Guesses = Field(
+        default=GUESSES,
+        description="guesses that are loaded: some of selection,session,sibling, or off",
+    )
+    share: Share = Field(
+        default=0.05, description="share of DRAM for what was loaded ahead and not used yet"
+    )
+    waste_max: Share = Field(
+        default=0.5, description="share of a signal's blocks that may go unused before it is paused"
     )
 
 

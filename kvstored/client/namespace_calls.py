@@ -44,15 +44,22 @@ class NamespaceCalls:
         return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
 
     def match(
-        self, keys: Keys, *, ask: LoadQuestion | None = None, timeout_s: float | None = None
+        self,
+        keys: Keys,
+        *,
+        ask: LoadQuestion | None = None,
+        conversation: str = "",
+        timeout_s: float | None = None,
     ) -> Match:
-        """The longest stored prefix. With `ask` (`LoadQuestion()` will do) its `advice` tells what loading it takes, beside computing it."""
+        """The longest stored prefix. With `ask` (`LoadQuestion()` will do) its `advice` tells what loading it takes, beside computing it. `conversation`: as
+        the session of hints; what its last turn left on NVMe begins to come up."""
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
+                conversation=conversation,
             )
             if ask is not None:
                 ask_for(request, ask)
@@ -216,11 +223,12 @@ class NamespaceCalls:
         hint: Hint = NO_HINT,
         load_deadline_s: float = 0,
         for_transfer: bool = False,
+        batch: bytes = b"",
         timeout_s: float | None = None,
     ) -> bytes:
         """A running request claims the path of these keys until it completes or this session ends; its id. `hint`: what is known already,
         such as the session; the rest may follow at its completion. `load_deadline_s`: what lies on NVMe is scheduled to be in DRAM by then;
-        `for_transfer`: it is going to be sent to another node."""
+        `for_transfer`: it is going to be sent to another node. `batch`: a name that requests with much in common share."""
         with self._link(timeout_s) as link:
             request = pb.BeginRequestRequest(
                 session=link.session.token,
@@ -230,6 +238,7 @@ class NamespaceCalls:
                 hint=hint_message(hint),
                 load_deadline_ms=milliseconds(load_deadline_s),
                 for_transfer=for_transfer,
+                batch=batch,
             )
             timeout_s = self._timeout_s(timeout_s)
             answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)

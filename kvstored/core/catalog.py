@@ -80,7 +80,7 @@ class Catalog:
         self.carriage = Carriage(self.books, self._evictor)
         self.admission = Admission(self.books)
         self._write_back = WriteBack(self.books, self.carriage, self.admission)
-        self.page_ins = PageIns(self.books, objectives)
+        self.page_ins = PageIns(self.books, objectives, self.carriage.ahead)
         self.scheduler = Scheduler(
             self.books, self._evictor, self.carriage, self._write_back, self.page_ins
         )

@@ -13,6 +13,7 @@ from kvstored.core.claims import Claims
 from kvstored.core.columns import FILLING, READY
 from kvstored.core.fills import Fills, held_units
 from kvstored.core.groups import checkpoint_tokens, required_bytes, resumable, resume_bytes
+from kvstored.core.hints import Hint
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, Match, NamespaceId, Part, Rows, TierId
@@ -52,6 +53,14 @@ class Looking:
         self._leases = leases
         self._claims = claims
         self._carriage = carriage
+
+    def end_of(self, session: int, request_id: bytes) -> tuple[Fingerprint, Hint] | None:
+        """Where the path of a running request ends, and what was said at its begin."""
+        request = self._claims.request(session, request_id)
+        if not request.path:
+            return None
+        depth = self._books.tree.depth
+        return self._books.fingerprint(max(request.path, key=depth.item)), request.hint
 
     def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
         block = self._books.index.find_one(fingerprint)

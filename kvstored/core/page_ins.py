@@ -11,13 +11,18 @@ from math import log2
 import numpy as np
 
 from kvstored.core.books import Books
+from kvstored.core.calls import Fingerprint
 from kvstored.core.groups import required_bytes
-from kvstored.core.plan import Objective, Signal
+from kvstored.core.plan import SPECULATIVE, Objective, Signal
+from kvstored.core.prefetched import Prefetched
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.turns import Turns
 from kvstored.core.types import Fingerprints, NamespaceId, Rows, TierId
 
 WANTS_MAX = 4096
 WANTED_BLOCKS_MAX = 262_144
+GUESS_S = 5.0
+"""A guess that was not loaded within it is dropped."""
 NEVER = 64
 """Above every bucket of slack: 2^64 ms."""
 _OF_SIGNAL = {
@@ -44,27 +49,54 @@ class Want:
 
 @dataclass(slots=True)
 class PageIns:
-    """`ended`: blocks that left the queue, by signal and what became of them: taken, there (already in memory), late or shed."""
+    """`ended`: blocks that left the queue, by signal and what became of them: taken, there (already in memory), late or shed (paused, or too many).
+    `turns`: of whom a guess is made."""
 
     books: Books
     objectives: Sequence[Objective]
+    ahead: Prefetched
+    turns: Turns = field(default_factory=Turns)
     wants: list[Want] = field(default_factory=list)
     ended: Counter[tuple[Signal, str]] = field(default_factory=Counter)
     _blocks: int = 0
     _last: int = 0
 
     def want(
-        self, ns: NamespaceId, fingerprints: Fingerprints, signal: Signal, deadline_s: float
+        self,
+        ns: NamespaceId,
+        fingerprints: Fingerprints,
+        signal: Signal,
+        deadline_s: float,
+        now_s: float,
     ) -> bool:
-        """A path, head to tail. False, and counted as shed, where the queue is full."""
+        """A path, head to tail. False, and counted as shed, where the queue is full or the signal is off or paused."""
         count = len(fingerprints)
-        if len(self.wants) >= WANTS_MAX or self._blocks + count > WANTED_BLOCKS_MAX:
+        is_full = len(self.wants) >= WANTS_MAX or self._blocks + count > WANTED_BLOCKS_MAX
+        if is_full or not self.ahead.may_guess(signal, now_s):
             self.ended[signal, "shed"] += count
             return False
         self._last += 1
         self._blocks += count
         self.wants.append(Want(self._last, ns, fingerprints, signal, deadline_s))
         return True
+
+    def guess(self, ns: NamespaceId, leaf: Fingerprint, signal: Signal, now_s: float) -> None:
+        """The path to this block is likely to be read soon: what of it lies below memory is wanted, if it can all be held there."""
+        books = self.books
+        row = books.index.find_one(leaf)
+        if row < 0 or books.blocks.ns[row] != ns:
+            return
+        path = books.tree.path(row)
+        fast = books.blocks.fast[path]
+        cold = path[(fast > int(TierId.DRAM)) & (fast != NOT_READABLE)]
+        if len(cold):
+            names = books.index.fingerprints[path]
+            self.want(ns, names, signal, now_s + GUESS_S, now_s)
+
+    def expect(self, now_s: float) -> None:
+        """Conversations whose next turn is about to begin."""
+        for ns, leaf in self.turns.due(now_s):
+            self.guess(ns, leaf, Signal.SESSION, now_s)
 
     def ordered(self, now_s: float) -> list[Want]:
         """What is still of use, best first; what is late leaves the queue."""
@@ -73,14 +105,26 @@ class PageIns:
             self._end(want, "late")
         return sorted(self.wants, key=lambda want: (*self._key(want, now_s), want.number))
 
+    def hold(self, want: Want, rows: Rows, now_s: float) -> None:
+        """These were taken and are going to be loaded: they stay until they are used, as far as there is room for that."""
+        if self.ahead.room_bytes() > 0:
+            self.ahead.begin(want.signal, rows, want.deadline_s, now_s)
+
     def take(self, bytes_max: int, now_s: float) -> list[tuple[Want, Rows]]:
-        """The next blocks that lie below memory, path by path, of about so many bytes; at least one."""
+        """The next blocks that lie below memory, path by path, of about so many bytes; at least one. Guesses only within their share of memory."""
         taken: list[tuple[Want, Rows]] = []
+        room_bytes = self.ahead.room_bytes()
         for want in self.ordered(now_s):
             if bytes_max <= 0:
                 break
-            rows, looked, size_bytes = self._next(want, bytes_max)
+            most, is_guess = bytes_max, want.signal in SPECULATIVE
+            if is_guess:
+                most = min(bytes_max, room_bytes)
+                if most <= 0:
+                    continue
+            rows, looked, size_bytes = self._next(want, most)
             bytes_max -= size_bytes
+            room_bytes -= size_bytes
             want.at += looked
             self._blocks -= looked
             self.ended[want.signal, "taken"] += len(rows)
@@ -128,7 +172,8 @@ class PageIns:
             Objective.DECODE: slack if purpose is Objective.DECODE else NEVER,
             Objective.FOOTPRINT: len(want).bit_length(),
         }
-        return tuple(values[objective] for objective in self.objectives)
+        is_guess = int(want.signal in SPECULATIVE)
+        return (is_guess, *(values[objective] for objective in self.objectives))
 
     def _worth(self, want: Want) -> int:
         """FLOPs saved a byte by its first block, as a power of two in halves."""

@@ -23,13 +23,18 @@ OBJECTIVES = tuple(Objective)
 
 
 class Signal(StrEnum):
-    """Why blocks are wanted in memory: a running request, as its engine asked, or for another node; an engine's predicted working set; what attention
-    selects all the time."""
+    """Why blocks are wanted in memory: a running request, as its engine asked, or for another node; an engine's predicted working set. Guesses: what
+    attention selects all the time; the last turn of a conversation that goes on; what other requests of a batch run on."""
 
     REQUEST = "request"
     TRANSFER = "transfer"
     RESIDENT = "resident"
     SELECTION = "selection"
+    SESSION = "session"
+    SIBLING = "sibling"
+
+
+SPECULATIVE = frozenset({Signal.SELECTION, Signal.SESSION, Signal.SIBLING})
 
 
 class Decision(StrEnum):

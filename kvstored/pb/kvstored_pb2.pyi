@@ -352,7 +352,7 @@ class Keys(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., unchained: _Optional[bool] = ..., extra_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s")
+    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s", "conversation")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAST_VALID_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +361,7 @@ class MatchRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: Keys
     last_valid_tokens: int
@@ -369,7 +370,8 @@ class MatchRequest(_message.Message):
     deadline_ms: int
     prefill_tokens_per_s: float
     prefill_flops_per_s: float
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ...) -> None: ...
+    conversation: str
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ..., conversation: _Optional[str] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("load_bytes", "load_s", "queue_s", "total_load_s", "prefill_s", "prefill_source", "split_blocks", "split_tokens", "split_s", "overlap_blocks", "overlap_s", "deadline_blocks", "deadline_tokens")
@@ -758,7 +760,7 @@ class JobStatusResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., blocks_done: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class BeginRequestRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "request_id", "hint", "load_deadline_ms", "for_transfer")
+    __slots__ = ("session", "namespace", "keys", "request_id", "hint", "load_deadline_ms", "for_transfer", "batch")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -766,6 +768,7 @@ class BeginRequestRequest(_message.Message):
     HINT_FIELD_NUMBER: _ClassVar[int]
     LOAD_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     FOR_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
@@ -773,7 +776,8 @@ class BeginRequestRequest(_message.Message):
     hint: Hint
     load_deadline_ms: int
     for_transfer: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., load_deadline_ms: _Optional[int] = ..., for_transfer: _Optional[bool] = ...) -> None: ...
+    batch: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., load_deadline_ms: _Optional[int] = ..., for_transfer: _Optional[bool] = ..., batch: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequestResponse(_message.Message):
     __slots__ = ("request_id", "match")

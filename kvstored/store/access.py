@@ -40,21 +40,23 @@ class Accesses:
         self._count(told, len(keys))
         if told.is_taken and len(told.wanted):
             names = shell.catalog.books.index.fingerprints[told.wanted]
-            shell.catalog.page_ins.want(layout.id, names, Signal.SELECTION, 0.0)
+            shell.catalog.page_ins.want(layout.id, names, Signal.SELECTION, 0.0, now_s)
         if told.is_taken and self._log is not None:
             self._log.add(layout, keys, access, now_s)
         return told
 
     def reside(self, session: Session, layout: Layout, keys: KeyBatch, wait_s: float) -> int:
         """The session's predicted working set; how many of its blocks are to be loaded for it."""
-        deadline_s = self._shell.now_s() + wait_s
+        now_s = self._shell.now_s()
+        deadline_s = now_s + wait_s
         self.residents.report(session.core, layout.id, keys.fingerprints, deadline_s)
         blocks = self._shell.catalog.books.blocks
         rows = self._readable(layout.id, keys)
         cold = (rows >= 0) & (blocks.fast[rows] > 1)
         if cold.any():
             names = keys.fingerprints[cold]
-            self._shell.catalog.page_ins.want(layout.id, names, Signal.RESIDENT, deadline_s)
+            page_ins = self._shell.catalog.page_ins
+            page_ins.want(layout.id, names, Signal.RESIDENT, deadline_s, now_s)
         return int(np.count_nonzero(cold))
 
     def judge_once(self) -> None:

@@ -30,6 +30,7 @@ GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
 PAGE_IN_S = 0.005
 RESIDENT_S = 0.01
+SETTLE_S = 0.25
 LOG_S = 1.0
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
@@ -56,6 +57,7 @@ class Janitor:
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
             "page-in": self._every(PAGE_IN_S, self.page_in_once),
+            "prefetched": self._every(SETTLE_S, self.settle_once),
             "residents": self._every(RESIDENT_S, self.judge_once),
             "selection log": self._every(LOG_S, self._store.accesses.write_log_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
@@ -117,6 +119,9 @@ class Janitor:
 
     async def page_in_once(self) -> None:
         self._store.rounds.page_in()
+
+    async def settle_once(self) -> None:
+        self._store.rounds.settle()
 
     async def judge_once(self) -> None:
         self._store.accesses.judge_once()

@@ -46,12 +46,24 @@ class Rounds:
             self._run(Bounds(write_bytes=bounded))
 
     def page_in(self) -> None:
+        page_ins = self._shell.catalog.page_ins
+        page_ins.expect(self._shell.now_s())
         if bounded := self._load_bytes():
             self._run(Bounds(load_bytes=bounded))
-        ended = self._shell.catalog.page_ins.ended
-        for (signal, how), count in ended.items():
+        for (signal, how), count in page_ins.ended.items():
             self._shell.counts["page_in_blocks", f"{signal}:{how}"] += count
-        ended.clear()
+        page_ins.ended.clear()
+
+    def settle(self) -> None:
+        """What became of blocks that were loaded ahead."""
+        ahead, counts = self._shell.catalog.carriage.ahead, self._shell.counts
+        ahead.look(self._shell.now_s())
+        self._shell.apply()
+        for (signal, how), count in ahead.ended.items():
+            counts["prefetch_outcomes", f"{signal}:{how}"] += count
+        counts["prefetch_wasted_bytes", ""] += ahead.wasted_bytes
+        ahead.ended.clear()
+        ahead.wasted_bytes = 0
 
     def whole(self) -> Round:
         """One of everything, as far as there is room for it."""

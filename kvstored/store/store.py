@@ -161,16 +161,35 @@ class Store:
         *,
         load_wait_s: float = 0.0,
         signal: Signal = Signal.REQUEST,
+        batch: bytes = b"",
     ) -> Match:
-        """`load_wait_s`: until when its path should be in memory; 0: not before it is asked for."""
+        """`load_wait_s`: until when its path should be in memory; 0: not before it is asked for. `batch`: of requests that have much in common."""
         now_s, catalog = self.shell.now_s(), self.shell.catalog
         catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
         self.shell.apply()
         found = self.match(layout, keys, 0)
         if load_wait_s and found.hit_blocks:
             path = keys.fingerprints[: found.hit_blocks]
-            catalog.page_ins.want(layout.id, path, signal, now_s + load_wait_s)
+            catalog.page_ins.want(layout.id, path, signal, now_s + load_wait_s, now_s)
+        self.goes_on(layout, hint.session)
+        if batch and found.hit_blocks:
+            self._join_batch(layout, batch, keys, found.hit_blocks)
         return found
+
+    def goes_on(self, layout: Layout, conversation: str) -> None:
+        """A conversation asks again: what its last turn left on NVMe comes up ahead of the reads."""
+        if not conversation:
+            return
+        page_ins, now_s = self.shell.catalog.page_ins, self.shell.now_s()
+        leaf = page_ins.turns.begun((layout.id, conversation), now_s)
+        if leaf is not None:
+            page_ins.guess(layout.id, leaf, Signal.SESSION, now_s)
+
+    def _join_batch(self, layout: Layout, batch: bytes, keys: KeyBatch, hit_blocks: int) -> None:
+        page_ins, now_s = self.shell.catalog.page_ins, self.shell.now_s()
+        low, high = keys.fingerprints[hit_blocks - 1].tolist()
+        for leaf in page_ins.turns.joined(layout.id, batch, (low, high)):
+            page_ins.guess(layout.id, leaf, Signal.SIBLING, now_s)
 
     def request_layout(self, session: Session, request_id: bytes) -> Layout:
         ns = self.shell.catalog.request_namespace(session.core, request_id)
@@ -199,11 +218,22 @@ class Store:
         if prefill is not None:
             layout = self.request_layout(session, request_id)
             self.speeds.prefilled(layout.id, layout.spec, prefill)
+        self._note_turn(session, request_id, hint)
         dropped = self.shell.catalog.complete_request(
             session.core, request_id, discard, self.shell.now_s(), hint
         )
         self.shell.apply()
         return dropped
+
+    def _note_turn(self, session: Session, request_id: bytes, hint: Hint) -> None:
+        catalog = self.shell.catalog
+        ended = catalog.looking.end_of(session.core, request_id)
+        if ended is None:
+            return
+        leaf, earlier = ended
+        if conversation := hint.after(earlier).session:
+            ns = catalog.request_namespace(session.core, request_id)
+            catalog.page_ins.turns.ended((ns, conversation), leaf, self.shell.now_s())
 
     # ---- forgetting and touching
 

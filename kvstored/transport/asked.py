@@ -243,6 +243,13 @@ def hint_of(given: pb.Hint) -> Hint:
     )
 
 
+def conversation_of(request: pb.MatchRequest) -> str:
+    if len(request.conversation) > NAME_CHARACTERS_MAX:
+        count = len(request.conversation)
+        raise InvalidArgument(f"a name is too long: characters={count} max={NAME_CHARACTERS_MAX}")
+    return request.conversation
+
+
 def question_of(request: pb.MatchRequest) -> LoadQuestion:
     speeds = request.prefill_tokens_per_s, request.prefill_flops_per_s
     _check_numbers(prefill_tokens_per_s=speeds[0], prefill_flops_per_s=speeds[1])

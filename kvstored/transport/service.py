@@ -25,6 +25,7 @@ from kvstored.transport.answers import (
 )
 from kvstored.transport.asked import (
     Asked,
+    conversation_of,
     handles_of,
     hint_of,
     keys_of,
@@ -219,6 +220,7 @@ class StoreService:
         keys = keys_of(layout, request.keys)
         valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
         found = self._store.match(layout, keys, request.last_valid_tokens)
+        self._store.goes_on(layout, conversation_of(request))
         if request.advise:
             found = self._store.advised(layout, keys, found, question_of(request))
         return match_message(found)
@@ -294,7 +296,14 @@ class StoreService:
         signal = Signal.TRANSFER if request.for_transfer else Signal.REQUEST
         wait_s = request.load_deadline_ms / 1000
         found = self._store.begin_request(
-            session, layout, keys, name, hint, load_wait_s=wait_s, signal=signal
+            session,
+            layout,
+            keys,
+            name,
+            hint,
+            load_wait_s=wait_s,
+            signal=signal,
+            batch=request_id_of(request.batch),
         )
         return pb.BeginRequestResponse(request_id=name, match=match_message(found))
 

@@ -161,7 +161,9 @@ def below_memory(*paths: str, dram: int = 8) -> Desk:
 
 def want(desk: Desk, path: str, signal: Signal = Signal.REQUEST, in_s: float = 0.0) -> bool:
     deadline_s = desk.now_s + in_s if in_s else 0.0
-    return desk.catalog.page_ins.want(desk.ns, desk.keys(path).fingerprints, signal, deadline_s)
+    return desk.catalog.page_ins.want(
+        desk.ns, desk.keys(path).fingerprints, signal, deadline_s, desk.now_s
+    )
 
 
 def paged(desk: Desk, load_bytes: int = 1 << 30) -> str:
@@ -239,7 +241,7 @@ def test_the_first_objective_in_which_two_page_ins_differ_decides() -> None:
         desk.put("dD")
         desk.put("f")
         desk.put("hH", ns=1)
-        wants = PageIns(desk.catalog.books, order)
+        wants = PageIns(desk.catalog.books, order, desk.catalog.carriage.ahead)
         soon = desk.now_s + 0.1
         for names, ns, signal, deadline_s in (
             ("hH", 1, Signal.REQUEST, 0.0),
@@ -248,7 +250,7 @@ def test_the_first_objective_in_which_two_page_ins_differ_decides() -> None:
             ("f", 0, Signal.REQUEST, 0.0),
         ):
             keys = desk.keys(names, ns=ns)
-            wants.want(desk.namers[ns].layout.id, keys.fingerprints, signal, deadline_s)
+            wants.want(desk.namers[ns].layout.id, keys.fingerprints, signal, deadline_s, desk.now_s)
         first = wants.ordered(desk.now_s)[0]
         low, high = first.fingerprints[0].tolist()
         names_by = {**desk.namers[0].names, **desk.namers[1].names}

@@ -40,7 +40,9 @@ def on_disk(
 def want(world: World, layout: Layout, numbers: list[int], wait_s: float = 0.0) -> bool:
     deadline_s = world.clock.now_s() + wait_s if wait_s else 0.0
     keys = keys_of(layout, numbers)
-    return world.catalog.page_ins.want(layout.id, keys.fingerprints, Signal.REQUEST, deadline_s)
+    return world.catalog.page_ins.want(
+        layout.id, keys.fingerprints, Signal.REQUEST, deadline_s, world.clock.now_s()
+    )
 
 
 def in_memory(world: World, layout: Layout, numbers: list[int]) -> list[int]:

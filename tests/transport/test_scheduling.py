@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvstored.core.feedback import FeedbackLimits
+from kvstored.core.prefetched import PrefetchLimits
 from kvstored.core.types import TierId
 from kvstored.errors import InvalidArgument
 from kvstored.model.selection import runs_of
@@ -195,3 +196,114 @@ def test_reports_are_recorded_where_that_is_asked_for(tmp_path: Path) -> None:
         assert run.selected.tolist() == [[False, True]]
 
     serving(tmp_path, test)
+
+
+# ---- guesses
+
+
+async def on_disk(peer: Peer, count: int = 16) -> None:
+    """Blocks of their own, of which memory holds the last few only."""
+    for i in range(count):
+        await peer.put(range(i, i + 1))
+        await peer.world.janitor.write_back_once()
+        await peer.world.settle()
+    peer.world.catalog.carriage.ahead.limits = PrefetchLimits(share=0.5)
+
+
+async def is_in_memory(peer: Peer, number: int) -> bool:
+    keys = keys_of(range(number, number + 1))
+    located = await peer.call("Locate", pb.LocateRequest(namespace=peer.digest, keys=keys))
+    return bool(located.tiers[0] >> TierId.DRAM & 1)
+
+
+async def turn(peer: Peer, number: int, **fields: Any) -> None:
+    """A request that runs on one block, and ends."""
+    begin = pb.BeginRequestRequest(
+        session=peer.token, namespace=peer.digest, keys=keys_of(range(number, number + 1)), **fields
+    )
+    begun = await peer.call("BeginRequest", begin)
+    complete = pb.CompleteRequestRequest(session=peer.token, request_id=begun.request_id)
+    await peer.call("CompleteRequest", complete)
+
+
+async def page_in(peer: Peer) -> None:
+    await peer.world.janitor.page_in_once()
+    await peer.world.settle()
+
+
+def test_the_last_turn_of_a_conversation_comes_up_with_its_next_match(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        await on_disk(peer)
+        await turn(peer, 0, hint=pb.Hint(session="s"))
+        await page_in(peer)
+        assert not await is_in_memory(peer, 0), "nobody said that it goes on"
+        match = pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(40, 41)))
+        match.conversation = "another"
+        await peer.call("Match", match)
+        await page_in(peer)
+        assert not await is_in_memory(peer, 0)
+        match.conversation = "s"
+        await peer.call("Match", match)
+        await page_in(peer)
+        assert await is_in_memory(peer, 0)
+        match.conversation = "x" * 129
+        await raises(InvalidArgument, peer.call("Match", match))
+
+    serving(tmp_path, test, arena_blocks=8)
+
+
+def test_the_last_turn_comes_up_before_the_next_one_where_the_pause_is_known(
+    tmp_path: Path,
+) -> None:
+    async def test(peer: Peer) -> None:
+        await on_disk(peer)
+        clock = peer.world.clock
+        await turn(peer, 0, hint=pb.Hint(session="s"))
+        clock.advance(10.0)
+        await turn(peer, 0, hint=pb.Hint(session="s"))
+        peer.world.catalog.page_ins.wants.clear()
+        await page_in(peer)
+        assert not await is_in_memory(peer, 0)
+        clock.advance(8.1)
+        await page_in(peer)
+        assert await is_in_memory(peer, 0)
+
+    serving(tmp_path, test, arena_blocks=8)
+
+
+def test_what_a_batch_runs_on_comes_up_for_its_next_request(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        await on_disk(peer)
+        await turn(peer, 0, batch=b"b")
+        await turn(peer, 1, batch=b"another")
+        await page_in(peer)
+        assert not await is_in_memory(peer, 0)
+        await turn(peer, 1, batch=b"b")
+        await page_in(peer)
+        assert await is_in_memory(peer, 0)
+        assert peer.world.shell.counts["page_in_blocks", "sibling:taken"] == 1
+
+    serving(tmp_path, test, arena_blocks=8)
+
+
+def test_what_became_of_guesses_is_counted(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        await on_disk(peer)
+        world = peer.world
+        for number in (0, 1):
+            await turn(peer, number, hint=pb.Hint(session=str(number)))
+            match = pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(40, 41)))
+            match.conversation = str(number)
+            await peer.call("Match", match)
+        await page_in(peer)
+        assert await is_in_memory(peer, 0)
+        assert await is_in_memory(peer, 1), "the second did not push the first out"
+        await peer.call("Acquire", peer.acquire(keys_of(range(1))))
+        world.clock.advance(20.0)
+        await world.janitor.settle_once()
+        counts = world.shell.counts
+        assert counts["prefetch_outcomes", "session:used"] == 1
+        assert counts["prefetch_outcomes", "session:wasted"] == 1
+        assert counts["prefetch_wasted_bytes", ""] == 8192
+
+    serving(tmp_path, test, arena_blocks=8)
