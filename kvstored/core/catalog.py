@@ -36,7 +36,7 @@ from kvstored.core.fills import Fills
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
-from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
+from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
 from kvstored.core.page_ins import PageIns
 from kvstored.core.plan import OBJECTIVES, Bounds, Objective
 from kvstored.core.quarantine import Quarantine
@@ -56,7 +56,7 @@ from kvstored.core.types import (
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import TierUse
 from kvstored.core.write_back import WriteBack
-from kvstored.errors import Busy, Conflict, NotFound
+from kvstored.errors import Busy, NotFound
 
 
 class Catalog:
@@ -197,15 +197,8 @@ class Catalog:
         Readers of the old keep it; new ones miss until the commit, also when the writer never comes to it.
         """
         self._know(call.session)
-        if not self.books.layouts[call.ns].spec.mutable:
-            raise Conflict("blocks of this namespace are immutable: declare it mutable")
         _, current = self.locate(call.ns, call.keys)
-        for i, (now, then) in enumerate(zip(current.tolist(), generations, strict=True)):
-            if now != then:
-                raise Conflict(f"generation moved on: index={i} current={now} given={then}")
-        for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
-            if row >= 0 and is_being_put(self.books, row, self.carriage.is_target):
-                raise Conflict(f"somebody is writing it: index={i}")
+        check_replaceable(self.books, call, current.tolist(), generations, self.carriage.is_target)
         return self._fills.replace(call, now_s)
 
     def commit(
