@@ -60,8 +60,7 @@ from kvstored.errors import Busy, NotFound
 
 
 class Catalog:
-    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost. `looking` answers
-    what operators ask, and changes nothing."""
+    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost."""
 
     def __init__(
         self,

@@ -19,7 +19,12 @@ from kvstored.core.readability import NOT_READABLE
 from kvstored.core.turns import Turns
 from kvstored.core.types import Fingerprints, NamespaceId, Rows, TierId
 
-WANTS_MAX = 4096
+WANTS_MAX = 1024
+"""To put so many in order takes 2 ms."""
+LOOKS_MAX = 32
+"""Paths that one round looks at: a fraction of a millisecond."""
+REORDER_S = 0.05
+"""How long an order holds: deadlines come nearer."""
 WANTED_BLOCKS_MAX = 262_144
 GUESS_S = 5.0
 """A guess that was not loaded within it is dropped."""
@@ -34,13 +39,14 @@ _OF_SIGNAL = {
 
 @dataclass(slots=True)
 class Want:
-    """`at`: how many of its blocks were taken. `deadline_s` 0: none."""
+    """`worth`: FLOPs that its first block saves a byte, as a power of two in halves. `at`: how many of its blocks were taken. `deadline_s` 0: none."""
 
     number: int
     ns: NamespaceId
     fingerprints: Fingerprints
     signal: Signal
     deadline_s: float
+    worth: int
     at: int = 0
 
     def __len__(self) -> int:
@@ -60,6 +66,7 @@ class PageIns:
     ended: Counter[tuple[Signal, str]] = field(default_factory=Counter)
     _blocks: int = 0
     _last: int = 0
+    _reorder_s: float = 0.0
 
     def want(
         self,
@@ -77,7 +84,9 @@ class PageIns:
             return False
         self._last += 1
         self._blocks += count
-        self.wants.append(Want(self._last, ns, fingerprints, signal, deadline_s))
+        worth = self._worth(fingerprints)
+        self.wants.append(Want(self._last, ns, fingerprints, signal, deadline_s, worth))
+        self._reorder_s = 0.0
         return True
 
     def guess(self, ns: NamespaceId, leaf: Fingerprint, signal: Signal, now_s: float) -> None:
@@ -103,7 +112,10 @@ class PageIns:
         late = [want for want in self.wants if 0 < want.deadline_s < now_s]
         for want in late:
             self._end(want, "late")
-        return sorted(self.wants, key=lambda want: (*self._key(want, now_s), want.number))
+        if now_s >= self._reorder_s:
+            self.wants.sort(key=lambda want: (*self._key(want, now_s), want.number))
+            self._reorder_s = now_s + REORDER_S
+        return list(self.wants)
 
     def hold(self, want: Want, rows: Rows, now_s: float) -> None:
         """These were taken and are going to be loaded: they stay until they are used, as far as there is room for that."""
@@ -113,15 +125,16 @@ class PageIns:
     def take(self, bytes_max: int, now_s: float) -> list[tuple[Want, Rows]]:
         """The next blocks that lie below memory, path by path, of about so many bytes; at least one. Guesses only within their share of memory."""
         taken: list[tuple[Want, Rows]] = []
-        room_bytes = self.ahead.room_bytes()
+        room_bytes, looks_left = self.ahead.room_bytes(), LOOKS_MAX
         for want in self.ordered(now_s):
-            if bytes_max <= 0:
+            if bytes_max <= 0 or not looks_left:
                 break
             most, is_guess = bytes_max, want.signal in SPECULATIVE
             if is_guess:
                 most = min(bytes_max, room_bytes)
-                if most <= 0:
+                if most <= 0 or len(taken) >= self.ahead.loads_left():
                     continue
+            looks_left -= 1
             rows, looked, size_bytes = self._next(want, most)
             bytes_max -= size_bytes
             room_bytes -= size_bytes
@@ -167,7 +180,7 @@ class PageIns:
             slack = max(0, int(log2(max(1.0, (want.deadline_s - now_s) * 1000))))
         purpose = _OF_SIGNAL.get(want.signal)
         values = {
-            Objective.HIT_RATE: -self._worth(want),
+            Objective.HIT_RATE: -want.worth,
             Objective.TRANSFER: slack if purpose is Objective.TRANSFER else NEVER,
             Objective.DECODE: slack if purpose is Objective.DECODE else NEVER,
             Objective.FOOTPRINT: len(want).bit_length(),
@@ -175,9 +188,11 @@ class PageIns:
         is_guess = int(want.signal in SPECULATIVE)
         return (is_guess, *(values[objective] for objective in self.objectives))
 
-    def _worth(self, want: Want) -> int:
-        """FLOPs saved a byte by its first block, as a power of two in halves."""
-        row = self.books.index.find_one(_first(want))
+    def _worth(self, fingerprints: Fingerprints) -> int:
+        if not len(fingerprints):
+            return -NEVER
+        low, high = fingerprints[0].tolist()
+        row = self.books.index.find_one((low, high))
         copy = int(self.books.blocks.first_copy[row]) if row >= 0 else -1
         return self.books.weight(copy) if copy >= 0 else -NEVER
 
@@ -185,8 +200,3 @@ class PageIns:
         self.ended[want.signal, how] += len(want)
         self._blocks -= len(want)
         self.wants.remove(want)
-
-
-def _first(want: Want) -> tuple[int, int]:
-    low, high = want.fingerprints[want.at].tolist()
-    return low, high

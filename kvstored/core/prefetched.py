@@ -18,6 +18,8 @@ HOLD_S = 10.0
 """After the deadline, or after the load where there is none."""
 JUDGED_BLOCKS = 32
 """Blocks of a signal between two judgements."""
+AHEAD_MAX = 512
+"""Loads whose blocks are held: a look at each takes some microseconds, several times a second."""
 PAUSE_S, PAUSE_MAX_S = 10.0, 640.0
 
 
@@ -71,8 +73,14 @@ class Prefetched:
         return self._units * UNIT_BYTES
 
     def room_bytes(self) -> int:
+        if not self.loads_left():
+            return 0
         book = self._books.space.books[TierId.DRAM]
         return max(0, int(book.granted * self.limits.share) - self._units) * UNIT_BYTES
+
+    def loads_left(self) -> int:
+        """That may be held beside those that are."""
+        return max(0, AHEAD_MAX - len(self.ahead))
 
     def may_guess(self, signal: Signal, now_s: float) -> bool:
         """Whether the signal is on and not paused."""

@@ -46,7 +46,6 @@ class Scheduler:
             for tier, copies_max in bounds.evict_copies.items()
         }
         loads: list[Copying] = []
-        self._page_ins.ahead.look(now_s)
         for want, rows in self._page_ins.take(bounds.load_bytes, now_s):
             self._page_ins.hold(want, rows, now_s)
             begun, _ = self._carriage.prefetch(rows.tolist(), TierId.DRAM, now_s)

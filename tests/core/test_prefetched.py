@@ -51,6 +51,7 @@ def guess(desk: Desk, path: str, signal: Signal = Signal.SESSION) -> str:
 
 
 def load(desk: Desk) -> str:
+    desk.catalog.carriage.ahead.look(desk.now_s)
     loads = desk.catalog.scheduler.run(Bounds(load_bytes=1 << 30), desk.now_s).loads
     tasks = desk.singly(loads)
     desk.carry(tasks)
@@ -181,6 +182,16 @@ def test_blocks_that_are_removed_while_they_are_held_leave_no_trace() -> None:
     desk.now_s += HOLD_S
     assert outcome(desk) == (0, 0, 2)
     assert desk.catalog.blocks == 0
+
+
+def test_a_round_looks_at_few_paths_and_holds_few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstored.core.page_ins.LOOKS_MAX", 2)
+    monkeypatch.setattr("kvstored.core.prefetched.AHEAD_MAX", 3)
+    desk = desk_with_cold(*NAMES[:5])
+    for name in NAMES[:5]:
+        names = desk.keys(name).fingerprints
+        desk.catalog.page_ins.want(desk.ns, names, Signal.SESSION, 0.0, desk.now_s)
+    assert [load(desk) for _ in range(3)] == [NAMES[:2], NAMES[2:3], ""]
 
 
 def evict(desk: Desk, names: str) -> None:
