@@ -6,6 +6,7 @@ A path is taken head first and in parts, since a block without those above it is
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import log2
 
 import numpy as np
@@ -104,7 +105,7 @@ class PageIns:
 
     def expect(self, now_s: float) -> None:
         """Conversations whose next turn is about to begin."""
-        for ns, leaf in self.turns.due(now_s):
+        for ns, leaf in islice(self.turns.due(now_s), LOOKS_MAX):
             self.guess(ns, leaf, Signal.SESSION, now_s)
 
     def ordered(self, now_s: float) -> list[Want]:

@@ -13,6 +13,8 @@ from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Fingerprints, NamespaceId, TierId
 
 SETS_MAX = 4096
+LOOKS_MAX = 32
+"""Sets that one look judges; the others have their turn at the next."""
 KEPT_S = 10.0
 """After its deadline: reads count for its recall, and it may still become whole."""
 
@@ -66,9 +68,12 @@ class Residents:
 
     def look(self, now_s: float) -> Timeliness:
         """What came of the sets whose time has come; those that are over are forgotten."""
+        looks_left = LOOKS_MAX
         for session, each in list(self._sets.items()):
-            if now_s >= each.deadline_s and not each.is_whole:
+            if now_s >= each.deadline_s and not each.is_whole and looks_left:
+                looks_left -= 1
                 self._judge(each, now_s)
+                self._sets[session] = self._sets.pop(session)  # behind those that wait
             if now_s > each.deadline_s + KEPT_S:
                 del self._sets[session]
         seen, self._seen = self._seen, Timeliness()
