@@ -1,12 +1,13 @@
 """Real KV through the disk tier: bytes on disk, wall and CPU time of write-back and load, by codec: `python -m bench.codec_disk FILE.npy FOLDER`.
 
 Each codec writes and reads the same blocks in turn, three rounds, one thread, O_DIRECT where the filesystem has it. The ceiling is the row `raw`.
+With `--against OTHER.npy` (the same tokens behind another prompt) those are on the disk before, and the rows `P` refer to them.
 """
 
 import argparse
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import ref_of
 from kvstored.tiers.disk import Disk, Options
-from kvstored.tiers.record import Record
+from kvstored.tiers.record import Base, Record
 
 BLOCK_TOKENS = 256
 SLAB_BYTES = 1 << 30
@@ -41,33 +42,42 @@ CODECS = {
     ),
 }
 
+Item = tuple[Record, list[np.ndarray]]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--against", type=Path, default=None)
     asked = parser.parse_args()
     items = _items(np.load(asked.file))
+    bases = _items(np.load(asked.against), after=items) if asked.against else []
+    cases = [(name, options, list[Item]()) for name, options in CODECS.items()]
+    if bases:
+        cases += [(f"P {name}", CODECS[name], bases) for name in ("fast", "small")]
     plain = sum(record.length for record, _ in items)
     best: dict[str, tuple[float, ...]] = {}
     for _ in range(3):
-        for name, options in CODECS.items():
+        for name, options, others in cases:
             shutil.rmtree(asked.folder, ignore_errors=True)
-            found = _round(asked.folder, options, items)
+            found = _round(asked.folder, options, items, others)
             best[name] = tuple(map(min, best.get(name, found), found))
     shutil.rmtree(asked.folder, ignore_errors=True)
     for name, (stored, write_s, write_cpu_s, read_s, read_cpu_s) in best.items():
         print(
-            f"{name:6} {plain / stored:.3f}x  write {plain / write_s / 1e9:.2f} GB/s, CPU {write_cpu_s / plain * 1e9:.2f} s/GB  "
+            f"{name:7} {plain / stored:.3f}x  write {plain / write_s / 1e9:.2f} GB/s, CPU {write_cpu_s / plain * 1e9:.2f} s/GB  "
             f"read {plain / read_s / 1e9:.2f} GB/s, CPU {read_cpu_s / plain * 1e9:.2f} s/GB"
         )
 
 
-def _items(kv: np.ndarray) -> list[tuple[Record, list[np.ndarray]]]:
+def _items(kv: np.ndarray, after: Sequence[Item] = ()) -> list[Item]:
+    """`after`: blocks whose numbers and places are taken."""
     items = []
-    units = 0
-    for number in range(kv.shape[-2] // BLOCK_TOKENS):
-        part = kv[..., number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS, :]
+    units = sum(record.place[0].units for record, _ in after)
+    for i in range(kv.shape[-2] // BLOCK_TOKENS):
+        number = i + len(after)
+        part = kv[..., i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS, :]
         plain = slabs.aligned(part.nbytes)[: part.nbytes]
         plain[:] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         size = -(-len(plain) // UNIT_BYTES)
@@ -82,7 +92,7 @@ def _items(kv: np.ndarray) -> list[tuple[Record, list[np.ndarray]]]:
 
 
 def _round(
-    folder: Path, options: Options, items: list[tuple[Record, list[np.ndarray]]]
+    folder: Path, options: Options, items: list[Item], bases: list[Item]
 ) -> tuple[float, ...]:
     """Bytes stored, seconds and CPU seconds of writing, and of reading."""
     disk = Disk(folder, options, clock=SystemClock())
@@ -93,6 +103,9 @@ def _round(
     )
     disk.coding.learn(Layout(NamespaceId(1), b"n" * 32, 0, spec))
     disk.write(items[:1])  # the plan is made here
+    there = _records(disk.write(bases))
+    wishes = [Base(fingerprint=r.fingerprint, place=r.place) for r in there] or [None] * len(items)
+    items = [(replace(r, base=wish), views) for (r, views), wish in zip(items, wishes, strict=True)]
     stored: list[Record] = []
     write_s, write_cpu_s = _timed(lambda: stored.extend(_records(disk.write(items))))
     target = [[np.full_like(plain, 1) for plain in views] for _, views in items]  # pages are there

@@ -176,7 +176,7 @@ def tell(report: Report, arguments: argparse.Namespace) -> None:
 
 
 class Daemon:
-    """A `kvstored serve` of its own in a temporary state directory, ready and with all its memory committed."""
+    """A `kvstored serve` of its own in a temporary state directory, ready and with all its memory committed. `settings`: as variables."""
 
     def __init__(
         self,
@@ -187,7 +187,9 @@ class Daemon:
         tcp: bool = False,
         metrics: bool = False,
         state_parent: Path | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
+        self._settings = settings or {}
         self._folder = tempfile.TemporaryDirectory(prefix="kvstored-bench-", dir=state_parent)
         self.folder = Path(self._folder.name)
         self.socket = self.folder / "kvstored.sock"
@@ -233,6 +235,11 @@ class Daemon:
     def bulk_address(self) -> str:
         return f"bulk://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """The keeper's, which is the others' parent."""
+        return self._process.pid
+
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
@@ -248,7 +255,11 @@ class Daemon:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            self._command, cwd=REPOSITORY, stdout=self._log, stderr=subprocess.STDOUT
+            self._command,
+            cwd=REPOSITORY,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **self._settings},
         )
 
     def _wait_ready(self) -> None:

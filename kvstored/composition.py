@@ -6,13 +6,15 @@ from pathlib import Path
 
 from kvstored import __version__, errors, logs, machine, sections
 from kvstored.clock import Clock
+from kvstored.codec import levels
 from kvstored.codec.frame import Codec
 from kvstored.codec.planner import Goal
 from kvstored.config import Config
+from kvstored.core import plan
+from kvstored.core.bundles import Bundle, Signal, bundle_named
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
 from kvstored.core.feedback import FeedbackLimits
-from kvstored.core.plan import Objective, Signal
 from kvstored.core.prefetched import PrefetchLimits
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import ConfigError, InvalidArgument, KvstoredError, StateMismatch
@@ -98,10 +100,10 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     )
     catalog = Catalog(
         tiers=tier_limits(config, has_disk=disk is not None),
-        policy=config.policy,
+        policy=bundle_of(config).policy,
         limits=core_limits(config),
         epoch=epoch,
-        objectives=tuple(Objective(name) for name in config.objectives),
+        objectives=tuple(plan.Objective(name) for name in config.objectives),
     )
     catalog.feedback.limits = feedback_limits(config)
     catalog.carriage.ahead.limits = prefetch_limits(config)
@@ -147,6 +149,14 @@ def next_epoch(state_dir: Path, clock: Clock) -> int:
     return epoch
 
 
+def bundle_of(config: Config) -> Bundle:
+    """The configured one, with its switches."""
+    signals = config.signals
+    asked = {Signal.SINKS: signals.sinks, Signal.HINTS: signals.hints, Signal.DISK: signals.disk}
+    switches = {signal: switch == "on" for signal, switch in asked.items() if switch != "auto"}
+    return bundle_named(config.policy).switched(switches)
+
+
 def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
     dram = _tier_limits(config, TierId.DRAM, config.dram)
     if not has_disk:
@@ -168,13 +178,14 @@ def _tier_limits(
     config: Config, tier: TierId, section: sections.Dram | sections.Disk
 ) -> TierLimits:
     shares = config.limits
+    exempt = Signal.SINKS in bundle_of(config).signals
     return TierLimits(
         tier,
         section.capacity_bytes // UNIT_BYTES,
         high=section.high,
         low=section.low,
         checkpoint_share=shares.checkpoint_share,
-        sink_share=shares.sink_share,
+        sink_share=shares.sink_share if exempt else 0.0,
         lease_share=shares.lease_share,
         pin_share=shares.pin_share,
     )
@@ -193,12 +204,12 @@ def feedback_limits(config: Config) -> FeedbackLimits:
 
 def prefetch_limits(config: Config) -> PrefetchLimits:
     prefetch = config.prefetch
-    signals = frozenset(Signal(name) for name in prefetch.signals)
+    signals = frozenset(plan.Signal(name) for name in prefetch.signals)
     return PrefetchLimits(prefetch.share, prefetch.waste_max, signals)
 
 
 def core_limits(config: Config) -> Limits:
-    limits = config.limits
+    limits, signals = config.limits, bundle_of(config).signals
     return Limits(
         sessions_max=limits.sessions,
         leases_per_session_max=limits.leases_per_session,
@@ -207,6 +218,8 @@ def core_limits(config: Config) -> Limits:
         quarantine_s=limits.quarantine_s,
         checkpoint_ttl_s=limits.checkpoint_ttl_s,
         incomplete_ttl_s=limits.fill_ttl_s,
+        hears_hints=Signal.HINTS in signals,
+        writes_back=Signal.DISK in signals,
     )
 
 
@@ -229,6 +242,8 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         codec=_CODECS[config.disk.codec],
         codec_level=config.disk.codec_level,
         delta_min_context_tokens=config.disk.delta_min_context_tokens,
+        references=config.disk.references,
+        lossy=levels.parsed(config.disk.lossy),
         codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
     )
     try:

@@ -27,14 +27,41 @@ from kvstored.fields import (
     Objectives,
     SocketPath,
 )
-from kvstored.sections import BulkTls, Disk, Dram, Feedback, Limits, Log, Prefetch, Section, key_of
+from kvstored.sections import (
+    BulkTls,
+    Disk,
+    Dram,
+    Feedback,
+    Limits,
+    Log,
+    Prefetch,
+    Section,
+    Signals,
+    key_of,
+)
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
 _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
 """Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
 
 
-PolicyName = Literal["composite", "lru", "lfu", "gdsf", "article"]
+PolicyName = Literal[
+    "combined",
+    "prefix-tree",
+    "tiered-lru",
+    "attention",
+    "speculative",
+    "discard",
+    "lru",
+    "composite",
+    "article",
+    "lfu",
+    "gdsf",
+    "s3fifo",
+    "arc",
+    "wa",
+]
+"""As in core/bundles.py: a test compares them."""
 
 
 class Config(Section):
@@ -56,12 +83,14 @@ class Config(Section):
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",
     )
     policy: PolicyName = Field(
-        default="lru", description="which block is evicted first (docs/policies.md)"
+        default="combined",
+        description="which block is evicted first, and by which signals (docs/policies.md)",
     )
     objectives: Objectives = Field(
         default=OBJECTIVES,
         description="what scheduling is for, first things first (docs/scheduling.md)",
     )
+    signals: Signals = Field(default=Signals(), description="single signals of the policy")
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")
     feedback: Feedback = Field(

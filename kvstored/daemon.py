@@ -18,6 +18,7 @@ from kvstored.composition import Parts, compose
 from kvstored.config import Config
 from kvstored.core.plan import SPECULATIVE
 from kvstored.core.types import UNIT_BYTES, TierId
+from kvstored.core.what_if import Room, gains
 from kvstored.errors import KvstoredError
 from kvstored.metrics_server import MetricsServer
 from kvstored.notify import Notifier, listen_fds
@@ -31,6 +32,7 @@ from kvstored.transport.service import StoreService
 
 log = logs.get("daemon")
 
+WHAT_IF_UNITS = (10 << 30) // UNIT_BYTES
 SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter lock asks for it after so long: the default of 5 ms is fifty calls."""
 
@@ -270,6 +272,22 @@ class Daemon:
             metrics.load_bytes_per_second[tier].set(1 / speed.line.size_s)
             metrics.load_queue_seconds[tier].set(speed.queue_s)
         metrics.set_facts(self._shell.counts)
+        self._refresh_what_if()
+
+    def _refresh_what_if(self) -> None:
+        curve, catalog = self._shell.catalog.books.asked.curve, self._shell.catalog
+        stored = self._shell.counts["stored_bytes", ""]
+        ratio = self._shell.counts["copy_bytes", "dram:nvme"] / stored if stored else 1.0
+        rooms = [
+            Room(use.tier, use.capacity_units * (ratio if use.tier is TierId.NVME else 1.0))
+            for use in catalog.tier_use()
+        ]
+        span_s = max(curve.span_s, 1.0)
+        for gain in gains(curve.hits, rooms, WHAT_IF_UNITS):
+            gauges = self._shell.metrics.tiers[gain.tier]
+            gauges.what_if_hit_blocks_per_second.set(gain.blocks / span_s)
+            gauges.what_if_nearer_blocks_per_second.set(gain.nearer_blocks / span_s)
+            gauges.what_if_saved_flops_per_second.set(gain.flops / span_s)
 
     def _refresh_tiers(self) -> None:
         metrics = self._shell.metrics

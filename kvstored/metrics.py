@@ -120,6 +120,11 @@ class TierGauges:
         self.copies = gauges["copies"].labels(tier)
         self.dirty_copies = gauges["dirty_copies"].labels(tier)
         self.fragmentation_ratio = gauges["fragmentation_ratio"].labels(tier)
+        self.what_if_hit_blocks_per_second = gauges["what_if_hit_blocks_per_second"].labels(tier)
+        self.what_if_nearer_blocks_per_second = gauges["what_if_nearer_blocks_per_second"].labels(
+            tier
+        )
+        self.what_if_saved_flops_per_second = gauges["what_if_saved_flops_per_second"].labels(tier)
 
 
 _TIER_MEANINGS = {
@@ -132,6 +137,9 @@ _TIER_MEANINGS = {
     "aside_bytes": "Held by sessions for puts to come.",
     "copies": "Copies.",
     "dirty_copies": "Copies without a slower one.",
+    "what_if_hit_blocks_per_second": "Hits instead of misses with 10 GiB more, estimated.",
+    "what_if_nearer_blocks_per_second": "Hits here instead of in a slower tier with 10 GiB more, estimated.",
+    "what_if_saved_flops_per_second": "Prefill saved with 10 GiB more, estimated.",
     "fragmentation_ratio": "Share of the tier that is free but in pieces too small for a typical request.",
 }
 

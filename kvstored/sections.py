@@ -28,6 +28,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=key_of)
 
 
+LOSSY_PATTERN = (
+    r"^(off|((^|,)([^,:=]+:)?(shared|cold)"
+    r"=(int8|int4|int4-channel|fp4|rotated4|rotated3|rotated2|bounded64|bounded32|bounded16))+)$"
+)
+"""What `codec.levels` parses, which lies above: a test holds them together."""
+
+
 def _check_watermarks(low: float, high: float) -> None:
     if not 0 < low <= high:
         raise ValueError(f"low must be above 0 and not above high: {low=} {high=}")
@@ -93,6 +100,15 @@ class Disk(Section):
         ge=0,
         description="tokens up to a block from which differences along tokens are tried too",
     )
+    references: bool = Field(
+        default=True,
+        description="whether blocks of the same tokens behind another prompt are stored as what they differ by: half the space, twice the CPU of a load",
+    )
+    lossy: str = Field(
+        default="off",
+        pattern=LOSSY_PATTERN,
+        description="how far from exact blocks of groups with lossy_ok are stored, by class: cold=int4,kv:shared=int8",
+    )
     admit_hits: int = Field(
         default=1,
         ge=0,
@@ -146,6 +162,22 @@ class Prefetch(Section):
     )
     waste_max: Share = Field(
         default=0.5, description="share of a signal's blocks that may go unused before it is paused"
+    )
+
+
+Switch = Literal["auto", "on", "off"]
+
+
+class Signals(Section):
+    sinks: Switch = Field(
+        default="auto",
+        description="first blocks are exempt from eviction, up to limits.sink_share; auto: as the policy's bundle has it",
+    )
+    hints: Switch = Field(
+        default="auto", description="the policy hears what engines say of a request"
+    )
+    disk: Switch = Field(
+        default="auto", description="blocks are written to disk; else eviction drops them"
     )
 
 

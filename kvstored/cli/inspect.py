@@ -100,15 +100,29 @@ def _tiers_text(answer: pb.StatResponse) -> Table:
 
 
 def _codecs_text(answer: pb.StatResponse) -> Table:
-    made = table("namespace", "group", "plan", "written >", "stored >", "ratio >")
+    made = table(
+        *("namespace", "group", "plan", "written >", "stored >", "ratio >"),
+        *("P frames >", "ratio >", "encoded /s >", "decoded /s >"),
+    )
     for each in (each for tier in answer.tiers for each in tier.groups):
-        ratio = f"{each.plain_bytes / each.stored_bytes:.2f}x" if each.stored_bytes else "-"
         made.add_row(
             *(each.namespace.hex()[:12], each.group, each.plan),
             *map(units.format_about, (each.plain_bytes, each.stored_bytes)),
-            ratio,
+            _ratio(each.plain_bytes, each.stored_bytes),
+            units.format_about(each.p_plain_bytes),
+            _ratio(each.p_plain_bytes, each.p_stored_bytes),
+            *(_rate(each.plain_bytes, each.encode_s), _rate(each.decoded_bytes, each.decode_s)),
         )
     return made
+
+
+def _rate(size_bytes: int, took_s: float) -> str:
+    """A second of one core."""
+    return units.format_about(size_bytes / took_s) if took_s else "-"
+
+
+def _ratio(plain_bytes: int, stored_bytes: int) -> str:
+    return f"{plain_bytes / stored_bytes:.2f}x" if stored_bytes else "-"
 
 
 # ---- tree, leases

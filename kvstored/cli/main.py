@@ -53,6 +53,12 @@ def _schedule() -> tuple[click.Command, ...]:
     return (schedule,)
 
 
+def _advise() -> tuple[click.Command, ...]:
+    from kvstored.cli.advise import advise
+
+    return (advise,)
+
+
 def _data() -> tuple[click.Command, ...]:
     from kvstored.cli.data import COMMANDS
 
@@ -115,6 +121,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
         **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
         "namespaces": _namespaces,
         "schedule": _schedule,
+        "advise": _advise,
     },
     "Blocks": {
         **dict.fromkeys(("match", "put", "get"), _data),

@@ -1,6 +1,5 @@
 """`kvstored replay`: a real request trace against the running daemon, or offline on the pure core."""
 
-from itertools import islice
 from pathlib import Path
 
 import click
@@ -8,6 +7,7 @@ import click
 from kvstored.cli.output import FAILED, json_option, progress, show
 from kvstored.cli.params import SIZE
 from kvstored.cli.reach import Target, daemon_options
+from kvstored.core.bundles import DEFAULT, NAMES
 from kvstored.core.policies.named import POLICIES
 from kvstored.core.types import TierId
 from kvstored.sim.core import CoreModel
@@ -108,10 +108,10 @@ def _hints(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]
 @click.option("--offline", is_flag=True, help="On the pure core: no daemon, no bytes, no waiting.")
 @click.option(
     "--policy",
-    type=click.Choice(POLICIES),
-    default="lru",
+    type=click.Choice(NAMES),
+    default=DEFAULT,
     show_default=True,
-    help="Offline: the eviction policy.",
+    help="Offline: the eviction policy, a bundle of policy and signals or an order alone.",
 )
 @click.option(
     "--hints",
@@ -214,7 +214,7 @@ def _sweep(
     for name in ("policy", "capacity_blocks", "tiers"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{OFFLINE_ONLY[name]} has no meaning with --sweep", ctx)
-    done = sweep(source.name, islice(source, limit), POLICIES, hints=hints)
+    done = sweep(source, POLICIES, limit=limit, hints=hints)
     show(done.as_json(), lambda: sweep_table(done), is_json=is_json)
     if picture is not None:
         plot_sweeps([done], picture)

@@ -286,4 +286,5 @@ def _result(
         generations=tuple(unpack_u64(told, "generations", keys).tolist()),
         miss_reason=head.miss_reason,
         corrupt=corrupt,
+        lossy=head.lossy,
     )

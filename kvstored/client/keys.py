@@ -1,8 +1,11 @@
 """The keys of one path as a client holds them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from kvstored.core.frames import is_coded
+from kvstored.core.keys import Tokens, block_keys, content_keys, root
+from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_keys
@@ -17,7 +20,8 @@ class Keys:
 
     `parent`: key of the block before the first; empty for a root or where it is not known. `last_valid_tokens`: of a partial last
     block, 0 where it is full. `extra_keys`: mixed in by the daemon, for opaque keys only; token keys hold them already. `first_block`: depth
-    of the first key, None where it is not known.
+    of the first key, None where it is not known. `content_keys`: one of 16 bytes a key, equal for blocks with the same tokens at the same position
+    whatever is before them, so that they can be stored as what they differ by; none where that is not known.
     """
 
     keys: tuple[bytes, ...]
@@ -26,6 +30,7 @@ class Keys:
     extra_keys: tuple[bytes, ...] = ()
     unchained: bool = False
     first_block: int | None = None
+    content_keys: tuple[bytes, ...] = field(default=(), compare=False)
 
     @classmethod
     def opaque(
@@ -36,9 +41,14 @@ class Keys:
         last_valid_tokens: int = 0,
         extra_keys: ExtraKeys = (),
         unchained: bool = False,
+        content_keys: Sequence[bytes] = (),
     ) -> "Keys":
         """Keys that the engine made itself: 8 to 64 bytes each, all of one length."""
         _check_are_bytes(keys)
+        if content_keys and len(content_keys) != len(keys):
+            raise InvalidArgument(
+                f"one content key a key content_keys={len(content_keys)} keys={len(keys)}"
+            )
         is_root = not parent and not unchained
         first_block = 0 if is_root else None
         return cls(
@@ -48,6 +58,7 @@ class Keys:
             extra_keys_of(extra_keys),
             unchained,
             first_block,
+            tuple(content_keys),
         )
 
     def __len__(self) -> int:
@@ -71,6 +82,7 @@ class Keys:
             parent=b"" if self.unchained else parent,
             last_valid_tokens=self.last_valid_tokens if stop == len(self.keys) else 0,
             first_block=None if self.first_block is None else self.first_block + start,
+            content_keys=self.content_keys[start:stop],
         )
 
     def message(self) -> pb.Keys:
@@ -82,6 +94,20 @@ class Keys:
             extra_keys=self.extra_keys,
             unchained=self.unchained,
         )
+
+
+def token_keys(
+    digest: bytes, spec: NamespaceSpec, tokens: Tokens, extra_keys: ExtraKeys = ()
+) -> Keys:
+    """Keys of all blocks of a sequence from its first token, and what they contain where that is of use."""
+    root_key, block_tokens = root(digest, extra_keys_of(extra_keys)), spec.block_tokens
+    contents = content_keys(root_key, tokens, block_tokens) if is_coded(spec) else ()
+    return Keys(
+        tuple(block_keys(root_key, tokens, block_tokens)),
+        last_valid_tokens=len(tokens) % block_tokens,
+        first_block=0,
+        content_keys=tuple(contents),
+    )
 
 
 def checked(keys: object) -> Keys:

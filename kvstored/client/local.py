@@ -189,6 +189,7 @@ class LocalDataLink:
             miss_reason=answer.miss_reason,
             corrupt=len(bad),
             verified=is_verified,
+            lossy=answer.lossy,
         )
         return result.into_buffers(indexes, call.groups) if call.gathers else result
 

@@ -162,6 +162,7 @@ class Namespace(NamespaceCalls):
         verify: bool = True,
         optimistic: bool | None = None,
         wait: bool = True,
+        exact: bool = False,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
     ) -> GetResult:
@@ -169,12 +170,13 @@ class Namespace(NamespaceCalls):
 
         `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
         takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event. `optimistic`: whether
-        verified reads may go without a message (docs/api.md); as the client says unless given.
+        verified reads may go without a message (docs/api.md); as the client says unless given. `exact`: blocks that are near what was put
+        and not equal, which `lossy` of the result tells, are misses.
         """
         wait_s = self._timeout_s(timeout_s)
 
         def acquired(glance: Glance) -> GetResult:
-            call = self._acquire(glance.keys, groups, shard, wait, load_deadline_s, 0)
+            call = self._acquire(glance.keys, groups, shard, wait, load_deadline_s, 0, exact=exact)
             return link.get(replace(call, out=glance.out, verify=verify), wait_s)
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
@@ -195,6 +197,7 @@ class Namespace(NamespaceCalls):
         verify: bool = True,
         optimistic: bool | None = None,
         wait: bool = True,
+        exact: bool = False,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
     ) -> GetResult:
@@ -215,7 +218,7 @@ class Namespace(NamespaceCalls):
             seen = link.glance(glance, wait_s) if may and link.shares_memory else None
             if seen is not None:
                 return seen
-            call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0)
+            call = self._acquire(keys, groups, shard, wait, load_deadline_s, 0, exact=exact)
             if link.shares_memory:
                 into = replace(call, verify=verify, gathers=gathers, ranges=wanted)
                 return link.get(into, wait_s)
@@ -231,11 +234,12 @@ class Namespace(NamespaceCalls):
         ttl_s: float = 0,
         verify: bool = False,
         wait: bool = True,
+        exact: bool = False,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
     ) -> View:
         """Blocks in place, without a copy, under a lease of `ttl_s` (0: the daemon's default). Leave it by `with` or `release`."""
-        call = self._acquire(keys, groups, shard, wait, load_deadline_s, ttl_s)
+        call = self._acquire(keys, groups, shard, wait, load_deadline_s, ttl_s, exact=exact)
         with self._link(timeout_s) as link:
             full = GetCall(call.request, call.keys, call.groups, None, verify)
             leased = link.lease(full, self._timeout_s(timeout_s))
@@ -287,6 +291,7 @@ class Namespace(NamespaceCalls):
             request_id=said.request_id,
             ends_path=said.ends_path,
             hint=hint_message(said.hint),
+            content_keys=b"".join(keys.content_keys),
         )
 
     def _acquire(
@@ -297,6 +302,8 @@ class Namespace(NamespaceCalls):
         wait: bool,
         load_deadline_s: float,
         ttl_s: float,
+        *,
+        exact: bool,
     ) -> GetCall:
         selection = self._selection(groups)
         request = pb.AcquireRequest(
@@ -307,6 +314,7 @@ class Namespace(NamespaceCalls):
             lease_ttl_ms=milliseconds(ttl_s),
             no_wait=not wait,
             deadline_ms=milliseconds(load_deadline_s),
+            exact=exact,
         )
         return GetCall(request, len(keys), len(selection.groups))
 

@@ -9,12 +9,12 @@ from kvstored.client.advice import advice_of, ask_for
 from kvstored.client.attention import access_message, resident_message
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
-from kvstored.client.keys import ExtraKeys, Keys, checked, extra_keys_of
+from kvstored.client.keys import ExtraKeys, Keys, checked, token_keys
 from kvstored.client.links import Link, Linked, milliseconds, opened
 from kvstored.client.results import AccessReport, Job, Located, OpenedNamespace, Pinned
 from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.hints import NO_HINT, Hint
-from kvstored.core.keys import Tokens, block_keys, root
+from kvstored.core.keys import Tokens
 from kvstored.core.types import Match
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -37,11 +37,7 @@ class NamespaceCalls:
 
         `extra_keys`: what else makes the sequence its own: cache salt, LoRA id, hashes of images.
         """
-        made = block_keys(
-            root(self.digest, extra_keys_of(extra_keys)), tokens, self.spec.block_tokens
-        )
-        last_valid_tokens = len(tokens) % self.spec.block_tokens
-        return Keys(tuple(made), last_valid_tokens=last_valid_tokens, first_block=0)
+        return token_keys(self.digest, self.spec, tokens, extra_keys)
 
     def match(
         self,
@@ -49,6 +45,7 @@ class NamespaceCalls:
         *,
         ask: LoadQuestion | None = None,
         conversation: str = "",
+        exact: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         """The longest stored prefix. With `ask` (`LoadQuestion()` will do) its `advice` tells what loading it takes, beside computing it. `conversation`: as
@@ -60,6 +57,7 @@ class NamespaceCalls:
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
                 conversation=conversation,
+                exact=exact,
             )
             if ask is not None:
                 ask_for(request, ask)
@@ -73,6 +71,7 @@ class NamespaceCalls:
             tier_blocks=(hbm, dram, nvme, remote),
             miss_reason=answer.miss_reason,
             advice=advice_of(answer.advice) if answer.HasField("advice") else None,
+            lossy_blocks=answer.lossy_blocks,
         )
 
     def locate(self, keys: Keys, *, timeout_s: float | None = None) -> Located:

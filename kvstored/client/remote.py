@@ -281,6 +281,7 @@ class RemoteLink:
             miss_reason=head.miss_reason,
             corrupt=corrupt,
             verified=call.verify,
+            lossy=head.lossy,
         )
 
 

@@ -46,6 +46,7 @@ class GetResult:
 
     __slots__ = (
         "_blocks",
+        "_lossy",
         "corrupt",
         "filled",
         "generations",
@@ -66,7 +67,9 @@ class GetResult:
         corrupt: int,
         verified: bool = True,
         filled: tuple[tuple[bool, ...], ...] = (),
+        lossy: bytes = b"",
     ) -> None:
+        self._lossy = lossy
         self._blocks = blocks
         self.status = status
         self.tiers = tiers
@@ -87,6 +90,7 @@ class GetResult:
             miss_reason=self.miss_reason,
             corrupt=self.corrupt,
             verified=self.verified,
+            lossy=self._lossy,
             filled=tuple(
                 tuple([s is ReadStatus.HIT and i * groups + g in there for g in range(groups)])
                 for i, s in enumerate(self.status)
@@ -99,6 +103,11 @@ class GetResult:
         if not isinstance(self._blocks, tuple):
             self._blocks = self._blocks()
         return self._blocks
+
+    @property
+    def lossy(self) -> tuple[bool, ...]:
+        """One a key: whether the block is near what was put and not equal, as the namespace and the operator allow."""
+        return tuple(map(bool, self._lossy or bytes(len(self.status))))
 
     @property
     def hits(self) -> int:

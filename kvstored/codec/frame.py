@@ -11,6 +11,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from kvstored.codec import blocks
+from kvstored.codec.blocks import Known
 from kvstored.errors import Corrupt
 
 Views = Sequence[NDArray[np.uint8]]
@@ -34,14 +35,16 @@ def compressed(source: Views, level: int) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
 
-def decode(codec: int, stored: NDArray[np.uint8], target: Views) -> None:
-    """Fill `target` with the decoded bytes of `stored`; raises Corrupt unless they are exactly as many."""
+def decode(
+    codec: int, stored: NDArray[np.uint8], target: Views, references: Sequence[Known] = ()
+) -> None:
+    """Fill `target` with the decoded bytes of `stored`; raises Corrupt unless they are exactly as many. `references`: of a P or B frame."""
     if codec == Codec.RAW:
         _unwrap_raw(stored, target)
     elif codec == Codec.ZSTD:
         _unwrap_zstd(stored, target)
     elif codec == Codec.FRAME:
-        _unwrap_frame(stored, target)
+        _unwrap_frame(stored, target, references)
     else:
         raise Corrupt(f"frame of an unknown codec: {codec=}")
 
@@ -56,12 +59,12 @@ def _unwrap_raw(stored: NDArray[np.uint8], target: Views) -> None:
         start += len(view)
 
 
-def _unwrap_frame(stored: NDArray[np.uint8], target: Views) -> None:
+def _unwrap_frame(stored: NDArray[np.uint8], target: Views, references: Sequence[Known]) -> None:
     if len(target) == 1:
-        blocks.decode(stored, target[0])
+        blocks.decode(stored, target[0], references)
         return
     whole = np.empty(sum(len(view) for view in target), dtype=np.uint8)
-    blocks.decode(stored, whole)
+    blocks.decode(stored, whole, references)
     _unwrap_raw(whole, target)
 
 

@@ -22,7 +22,7 @@ from kvstored.client import (
     PutResult,
 )
 from kvstored.client.copying import Bytes
-from kvstored.client.keys import ExtraKeys, extra_keys_of
+from kvstored.client.keys import ExtraKeys, token_keys
 from kvstored.client.rows import selection_of
 from kvstored.client.scatter import BufferRow, Gather, Ranges, gathers_of
 from kvstored.clock import Clock, SystemClock
@@ -31,7 +31,8 @@ from kvstored.connectors.options import ConnectorOptions
 from kvstored.connectors.queue import Batch, Done, StoreQueue
 from kvstored.connectors.reach import Reach
 from kvstored.connectors.statistics import HIT_TIER_TOKENS, Stat, Statistics
-from kvstored.core.keys import Tokens, block_keys, root
+from kvstored.core.frames import is_coded
+from kvstored.core.keys import Tokens, content_keys, root
 from kvstored.core.namespace import digest
 from kvstored.core.types import BATCH_KEYS_MAX
 
@@ -112,10 +113,16 @@ class GuardedNamespace:
 
     def keys(self, tokens: Tokens, extra_keys: ExtraKeys = ()) -> Keys:
         """As `Namespace.keys`, without the daemon."""
-        start = root(self._digest, extra_keys_of(extra_keys))
-        made = block_keys(start, tokens, self.spec.block_tokens)
-        valid_tokens = len(tokens) % self.spec.block_tokens
-        return Keys(tuple(made), last_valid_tokens=valid_tokens, first_block=0)
+        return token_keys(self._digest, self.spec, tokens, extra_keys)
+
+    def content_keys(
+        self, tokens: Tokens, first_token: int, extra_keys: Sequence[bytes]
+    ) -> tuple[bytes, ...]:
+        """What blocks of these tokens contain, for an engine with hashes of its own (`Keys.content_keys`)."""
+        if not is_coded(self.spec):
+            return ()
+        root_key = root(self._digest, extra_keys)
+        return tuple(content_keys(root_key, tokens, self.spec.block_tokens, first_token))
 
     # ---- lookups
 

@@ -49,16 +49,22 @@ class EngineLayout:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive blocks of one path. `hashes` of these blocks, `parent` of the block before, empty for a root."""
+    """Consecutive blocks of one path. `hashes` of these blocks, `parent` of the block before, empty for a root; `content_keys` of what is to be
+    stored, where the tokens say it all."""
 
     first_block: int
     hashes: tuple[bytes, ...]
     parent: bytes
     extra_keys: tuple[bytes, ...]
+    content_keys: tuple[bytes, ...] = ()
 
     def keys(self) -> Keys:
         return Keys(
-            self.hashes, self.parent, extra_keys=self.extra_keys, first_block=self.first_block
+            self.hashes,
+            self.parent,
+            extra_keys=self.extra_keys,
+            first_block=self.first_block,
+            content_keys=self.content_keys,
         )
 
 

@@ -7,7 +7,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +45,8 @@ class Request(Protocol):
     num_tokens: int
     num_computed_tokens: int
     lora_request: Any  # vLLM's LoRARequest
+    cache_salt: str | None
+    mm_features: Sequence[object]
 
 
 @dataclass(slots=True)
@@ -243,6 +245,7 @@ class SchedulerSide:
         running.stored_blocks = last
         pages = pages_of(tables_of(request.request_id), layout, first, last)
         run = run_of(request.block_hashes, layout, first, last, self._extra_keys(request))
+        run = replace(run, content_keys=self._content_keys(request, first, last))
         self._plans.stores.append(Store(request.request_id, run, pages, is_last))
         if self.events is not None:
             self.events.expect(run, request, layout.block_tokens)
@@ -278,6 +281,14 @@ class SchedulerSide:
         extra = self._extra_keys(request)
         run = run_of(request.block_hashes, self.layout, 0, blocks, extra)
         return self.guarded.lookup(run.keys()).hit_blocks
+
+    def _content_keys(self, request: Request, first: int, last: int) -> tuple[bytes, ...]:
+        """None where tokens do not say what a block contains, or where a salt keeps it apart."""
+        if request.cache_salt is not None or request.mm_features:
+            return ()
+        begin, end = (i * self.layout.block_tokens for i in (first, last))
+        extra = self._extra_keys(request)
+        return self.guarded.content_keys(request.all_token_ids[begin:end], begin, extra)
 
     def _extra_keys(self, request: Request) -> tuple[bytes, ...]:
         """vLLM's hashes hold salt, images, and an adapter's name and path; the adapter's weights come in here."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstored.core.asked import Asked
 from kvstored.core.calls import (
     Fingerprint,
     Freed,
@@ -56,6 +57,7 @@ class Books(Tables):
         self.lifetimes = Lifetimes()
         self.sinks = Sinks(self, self.consider)
         self.policy: Policy = policy_named(policy, self)
+        self.asked = Asked(self)
 
     # ---- blocks
 
@@ -105,6 +107,7 @@ class Books(Tables):
         if copies.state[copy] == READY and not copies.flags[copy] & CLEAN:
             self.space.books[tier].dirty -= 1
         self.unlink_copy(copy, block)
+        self.space.frames.forget(copy)
         was_readable = blocks.fast[block] != NOT_READABLE
         was_filling = copies.state[copy] == FILLING
         copies.state[copy] = DOOMED
@@ -158,10 +161,20 @@ class Books(Tables):
             token = self.space.give(tier, tuple(row.place for row in rows))
             units = sum(extent.units for row in rows for extent in row.place)
             self.effects.append(Freed(tier, ns, fingerprint, rows, reason, token, units))
+            self.consider_loosened()
+
+    def consider_loosened(self) -> None:
+        """Copies on NVMe that nothing refers to any more are like others again."""
+        for copy in self.space.frames.loosened():
+            self.consider(copy)
 
     # ---- reading, holding, evictability
 
     def is_evictable(self, copy: int) -> bool:
+        """Idle, and nothing refers to it: forgetting it would free no space."""
+        return not self.space.frames.is_referred_to(copy) and self.is_idle(copy)
+
+    def is_idle(self, copy: int) -> bool:
         """Ready, unread, a leaf in its tier and part, no exempt sink, and not the fastest copy of a held block: only pinned is
         less, there a clean copy may leave."""
         copies = self.copies
@@ -265,12 +278,14 @@ class Books(Tables):
         at = self.copies.as_they_leave(self.copies_of_many(blocks[::-1]))
         if event is TouchEvent.HIT:
             self._forgive(at)
+            self.asked.hit(blocks)
         self.policy.touch(at, event, now_s)
         self._wait_again(at[::-1])  # parents before children
 
     def hint(self, path: Rows, hint: Hint, now_s: float) -> None:
         """An engine says this of the request that used these blocks, head to tail."""
-        self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
+        if self.limits.hears_hints:
+            self.policy.hint(self.copies_of_many(path[::-1]), hint, now_s)
 
     # ---- inside
 
@@ -304,6 +319,8 @@ class Books(Tables):
             self.lifetimes.watch(copy, due_s(self, copy, self.limits.checkpoint_ttl_s))
         if not was_readable and self.blocks.fast[block] != NOT_READABLE:
             self.block_returned(block)
+            if tier not in self.recovering:
+                self.asked.stored(as_rows([block]))
         if int(self.blocks.ns[block]) in self.retired:
             self.policy.first(as_rows([copy]))
         for other in self.copies_of(block):

@@ -45,6 +45,7 @@ class RecoveredColumns:
     hits: NDArray[np.uint32]
     last_s: NDArray[np.float64]
     leased: Mask
+    content: NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.group)
@@ -75,6 +76,7 @@ class RecoveredColumns:
             heat=Heat.COLD,
             last_s=float(self.last_s[i]),
             leased=bool(self.leased[i]),
+            content=int(self.content[i]),
         )
 
 
@@ -107,6 +109,10 @@ def recover_plain(
     blocks = _blocks(books, ns, columns, rows)
     _link(books, ns, columns, rows, blocks)
     copies = _copies(books, tier, ns, columns, rows, blocks)
+    if tier is TierId.NVME:
+        for i in np.flatnonzero(columns.content[rows]).tolist():
+            content = int(columns.content[rows[i]]), int(books.copies.part[copies[i]])
+            books.space.frames.settle(content, int(copies[i]), is_alone=True)
     count_kids(books, tier, blocks, copies)
     if books.layouts[ns].spec.sink_tokens:
         is_root = books.tree.depth[blocks] == 0
@@ -132,6 +138,7 @@ def _blocks(
     table.hits[blocks] = columns.hits[rows]
     table.last_s[blocks] = columns.last_s[rows]
     table.generation[blocks] = columns.generation[rows]
+    table.content[blocks] = columns.content[rows]
     books.saw_generation(int(columns.generation[rows].max()))
     return blocks
 

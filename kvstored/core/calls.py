@@ -55,6 +55,7 @@ class Reason(StrEnum):
     INCOMPLETE = "incomplete"
     RECOVERING = "recovering"
     WRONG_NAMESPACE = "wrong-namespace"
+    LOSSY = "lossy"
     NO_SPACE = "no-space"
     IO_ERROR = "io-error"
     UNKNOWN = "unknown"
@@ -64,6 +65,8 @@ class TouchEvent(IntEnum):
     STORED = 0
     HIT = 1
     HINT = 2
+    FOUND = 3
+    """At start, from before it; when it was used last is in the column of its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class TierLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the books, all in counts or seconds."""
+    """Bounds of the books, in counts or seconds, and what they do not do."""
 
     sessions_max: int = 4096
     fills_per_session_max: int = 65536
@@ -107,6 +110,10 @@ class Limits:
     checkpoint_ttl_s: float = 600.0
     incomplete_ttl_s: float = 60.0
     history_max: int = 65536
+    hears_hints: bool = True
+    """Policies are told what engines say of a request."""
+    writes_back: bool = True
+    """What is in memory is copied to NVMe; else eviction drops it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,8 @@ class Reserve:
     ttl_s: float
     request_id: bytes = b""
     hint: Hint = NO_HINT
+    contents: NDArray[np.uint64] | None = None
+    """Fingerprints of the keys' content keys, 0 for none."""
 
 
 class GrantedPiece(NamedTuple):
@@ -172,21 +181,34 @@ class Acquire:
     ttl_s: float
     load: bool = True
     """Whether copies that are only in slower tiers are brought up."""
+    exact: bool = False
+    """Whether blocks that are not what was put are misses."""
+
+
+class Base(NamedTuple):
+    """A piece on NVMe that another one may refer to (group, shard and length are the same), by its block's fingerprint."""
+
+    fingerprint: Fingerprint
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class PieceMove:
+    """`base`: what it may be stored against; it is kept until the task has ended, and longer if it was."""
+
     group: int
     shard: int
     length: int
     checksum: int
     source: Place
     target: Place
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy."""
+    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy.
+    `content`: fingerprint of the block's content key, 0 where it has none."""
 
     id: int
     ns: NamespaceId
@@ -203,14 +225,18 @@ class CopyTask:
     hits: int
     heat: Heat
     generation: int
+    content: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
-    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one."""
+    """How a piece of a task came to lie in the target: `place` is the kept head of the reserved one. `refers`: to the move's base. `lossy`: what
+    lies there decodes to is not what was put; `checksum` is of that."""
 
     place: Place
     checksum: int
+    refers: bool = False
+    lossy: bool = False
 
 
 class ReadPiece(NamedTuple):
@@ -239,6 +265,7 @@ class ReadBlock:
     unverified: bool
     must_verify: bool
     reason: Reason
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +356,9 @@ class Recovered:
     heat: Heat
     last_s: float
     leased: bool
+    content: int = 0
+    base: Base | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
 from kvstored.core.policies.base import budget_of
 from kvstored.core.prefetched import Prefetched
+from kvstored.core.referring import keep_references, not_written, note_lossy, referring
 from kvstored.core.space import units_of
 from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId, as_rows
 from kvstored.errors import InvalidArgument
@@ -231,6 +232,7 @@ class Carriage:
             heat=books.heat(block),
             generation=int(books.blocks.generation[block]),
         )
+        task = referring(books, task)
         self.tasks[task.id] = task
         books.copies.flags[copy] |= TARGET
         return task
@@ -245,6 +247,8 @@ class Carriage:
         for row, kept in zip(rows, stored, strict=True):
             # also of one that is given back: its record names this place
             books.trim_piece(row, kept.place)
+        keep_references(books, task, stored)
+        note_lossy(books, task, stored)
         if books.copies.state[copy] == DOOMED:
             books.free_if_unused(copy)
         else:
@@ -259,6 +263,7 @@ class Carriage:
         task = self._finish(id_)
         copy = task.target_copy
         books.copies.fills[copy] -= 1
+        not_written(books, task)
         if books.copies.state[copy] == DOOMED:
             books.free_if_unused(copy)
         else:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.admission import Admission
 from kvstored.core.asides import Asides, SetAside
 from kvstored.core.books import Books
 from kvstored.core.calls import (
@@ -37,10 +36,10 @@ from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
 from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
-from kvstored.core.page_ins import PageIns
 from kvstored.core.plan import OBJECTIVES, Bounds, Objective
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
+from kvstored.core.referring import tell_contents
 from kvstored.core.rights import FillRun
 from kvstored.core.schedule import Scheduler
 from kvstored.core.types import (
@@ -55,7 +54,6 @@ from kvstored.core.types import (
 )
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import TierUse
-from kvstored.core.write_back import WriteBack
 from kvstored.errors import Busy, NotFound
 
 
@@ -77,12 +75,8 @@ class Catalog:
         self.feedback = self._evictor.feedback
         self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
-        self.admission = Admission(self.books)
-        self._write_back = WriteBack(self.books, self.carriage, self.admission)
-        self.page_ins = PageIns(self.books, objectives, self.carriage.ahead)
-        self.scheduler = Scheduler(
-            self.books, self._evictor, self.carriage, self._write_back, self.page_ins
-        )
+        self.scheduler = Scheduler(self.books, self._evictor, self.carriage, objectives)
+        self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
@@ -142,8 +136,16 @@ class Catalog:
 
     # ---- reading
 
-    def match(self, ns: NamespaceId, keys: KeyBatch, last_valid_tokens: int, now_s: float) -> Match:
-        return self.looking.match(ns, keys)
+    def match(
+        self,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        last_valid_tokens: int,
+        now_s: float,
+        *,
+        exact: bool = False,
+    ) -> Match:
+        return self.looking.match(ns, keys, exact=exact)
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch
@@ -189,6 +191,10 @@ class Catalog:
     def reserve(self, call: Reserve, now_s: float) -> Reserved:
         self._know(call.session)
         return self._fills.reserve(call, now_s)
+
+    def tell_contents(self, call: Reserve) -> None:
+        """What the blocks of a put contain, as far as they are known by now."""
+        tell_contents(self.books, call)
 
     def replace_if(self, call: Reserve, generations: Sequence[int], now_s: float) -> Reserved:
         """Reserve over what is there, if every key has the given generation (0: absent, and nobody is writing it).
@@ -323,7 +329,7 @@ class Catalog:
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        return self._write_back.flush(bytes_max, now_s)
+        return self.scheduler.write_back.flush(bytes_max, now_s)
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""

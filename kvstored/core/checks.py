@@ -31,6 +31,7 @@ def check(
     _check_blocks(books)
     _check_copies(books, fills, carriage)
     _check_space(books)
+    books.space.frames.check()
     _check_holds(books, fills, leases, claims, carriage)
 
 
@@ -127,7 +128,7 @@ def _check_space(books: Books) -> None:
             f"tier={tier.name} kept={kept} now={used, leased, sinks, dirty, count}"
         )
         taken = book.extents.capacity_units - book.extents.free_units
-        aside = book.quarantined + book.aside + book.discarding
+        aside = book.quarantined + book.aside + book.discarding + books.space.kept_units(tier)
         assert taken == sum(used) + aside, f"leak in tier={tier.name}"
 
 

@@ -90,6 +90,8 @@ def _worth(books: Books, budget: Budget, owners: Rows) -> NDArray[np.int64]:
     free = (copies.state[owners] == READY) & (copies.readers[owners] == 0)
     free &= (copies.fills[owners] == 0) & (blocks.holds[at] == 0)
     free &= (copies.flags[owners] & SINK == 0) | (books.tree.children[at] == 0)
+    if referred_to := books.space.frames.referred_to:  # its extent would stay
+        free &= ~np.isin(owners, referred_to)
     is_checkpoint = copies.part[owners] == int(Part.CHECKPOINT)
     free &= is_checkpoint == (budget is Budget.CHECKPOINT)
     return np.where(free, copies.rank[owners], _BLOCKED)

@@ -19,10 +19,14 @@ QUEUED, CLEAN, SINK, FIRST, UNVERIFIED, SUSPECT, WAITING, TARGET = 1, 2, 4, 8, 1
 checked; in space where a late writer may live; waits for write-back; is being carried here from another tier."""
 
 
+Defaults = dict[str, tuple[type[np.generic], int]]
+"""Type and default of a column by its name."""
+
+
 class Table:
     """Rows by number; `top` is one past the highest row ever used."""
 
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]]
+    defaults: ClassVar[Defaults]
 
     def __init__(self) -> None:
         self.top = 0
@@ -87,7 +91,7 @@ class Table:
 class Blocks(Table):
     """`fast`: the tier that all required parts can be read from (the slowest part's fastest copy), 255 when not readable. `tiers`: bit t where
     tier t holds every required part. `have`: bit g where the window or state group g is complete in some tier. `holds`: fills, leases, requests and
-    pins on the block or below it. `valid`: tokens of the block."""
+    pins on the block or below it. `valid`: tokens of the block. `content`: fingerprint of its content key, 0 where none was told."""
 
     ns: NDArray[np.int32]
     first_copy: NDArray[np.int32]
@@ -99,7 +103,8 @@ class Blocks(Table):
     fast: NDArray[np.uint8]
     tiers: NDArray[np.uint8]
     generation: NDArray[np.uint64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    content: NDArray[np.uint64]
+    defaults: ClassVar[Defaults] = {
         "ns": (np.int32, -1),
         "first_copy": (np.int32, -1),
         "holds": (np.int32, 0),
@@ -110,6 +115,7 @@ class Blocks(Table):
         "fast": (np.uint8, 255),
         "tiers": (np.uint8, 0),
         "generation": (np.uint64, 0),
+        "content": (np.uint64, 0),
     }
 
 
@@ -131,7 +137,7 @@ class Copies(Table):
     units: NDArray[np.uint32]
     have: NDArray[np.uint32]
     rank: NDArray[np.int64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    defaults: ClassVar[Defaults] = {
         "block": (np.int32, -1),
         "next": (np.int32, -1),
         "tier": (np.uint8, 0),
@@ -170,7 +176,7 @@ class Pieces(Table):
     units: NDArray[np.uint32]
     length: NDArray[np.uint32]
     checksum: NDArray[np.uint64]
-    defaults: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+    defaults: ClassVar[Defaults] = {
         "copy": (np.int32, -1),
         "next": (np.int32, -1),
         "group": (np.uint8, 0),

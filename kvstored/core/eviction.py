@@ -14,6 +14,7 @@ from kvstored.core.clearing import clear_run
 from kvstored.core.columns import READY
 from kvstored.core.feedback import Feedback
 from kvstored.core.leaving import drop_victims, victims_from
+from kvstored.core.policies.base import budget_of
 from kvstored.core.space import TierBook
 from kvstored.core.types import Budget, Part, Place, Rows, TierId, as_rows
 
@@ -167,6 +168,8 @@ class Evictor:
             victim = self._colder(victim, tier, budget, now_s)
         if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
             victim = self._victim_of_pins(tier, budget, now_s)
+        if victim is None and tier is TierId.NVME:
+            victim = self._victim_of_frames(budget)
         if victim is None:
             return 0
         if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
@@ -192,6 +195,13 @@ class Evictor:
                 if victim is not None:
                     return victim
         return None
+
+    def _victim_of_frames(self, budget: Budget) -> int | None:
+        """A copy that others refer to. It frees nothing, but one that hangs below what refers to it would keep that for ever."""
+        books = self._books
+        mine = [copy for copy in books.space.frames.referred_to if books.is_idle(copy)]
+        parts = (int(books.copies.part[copy]) for copy in mine)
+        return next((c for c, p in zip(mine, parts, strict=True) if budget_of(p) is budget), None)
 
     def _holds_any(self, path: Rows, tier: TierId, budget: Budget) -> bool:
         """Whether a path has copies there that nothing but a hold may keep."""

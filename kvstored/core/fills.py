@@ -28,6 +28,7 @@ from kvstored.core.placing import WRITE_TIER, Placing, Wanted
 from kvstored.core.plain import granted_run, lay, make_ready, plain_from, ready_together
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.referring import is_lossy
 from kvstored.core.rights import Fill, FillRun, Rights
 from kvstored.core.space import units_in
 from kvstored.core.types import NamespaceId, TierId
@@ -65,7 +66,9 @@ class Fills:
         wanted, is_underway = self._placing.wanted(call, i, block)
         if not wanted:
             self._link(call, i, block)
-            return FillStatus.IN_PROGRESS if is_underway else FillStatus.PRESENT
+            if is_underway:
+                return FillStatus.IN_PROGRESS
+            return self._made_exact(call, i, block, now_s)
         if FillStatus.NO_SPACE in before:  # what hangs below cannot be had either
             return FillStatus.NO_SPACE
         return self._reserve_one(call, i, wanted, now_s)
@@ -102,23 +105,31 @@ class Fills:
 
     def replace(self, call: Reserve, now_s: float) -> Reserved:
         """Like `reserve`, over what is there. A key that finds no room keeps its block."""
-        books = self._books
         self.check(call)
-        outcomes: list[Granted | FillStatus] = []
-        for i in range(len(call.keys)):
-            wanted, _ = self._placing.wanted(call, i, -1)
-            block = books.index.find_one(_fingerprint(call, i))
-            if not wanted or not self._placing.has_room(block, wanted, now_s):
-                outcomes.append(FillStatus.NO_SPACE)
-                continue
-            if block >= 0:  # the row stays, and with it the place in the tree
-                books.blocks.holds[block] += 1
-                for copy in list(books.copies_of(block)):
-                    books.drop_copy(copy, Reason.REPLACED, now_s)
-            outcomes.append(self._reserve_one(call, i, wanted, now_s))
-            if block >= 0:
-                books.release_hold(block)
-        return Reserved(outcomes)
+        return Reserved([self._replace_one(call, i, now_s) for i in range(len(call.keys))])
+
+    def _replace_one(self, call: Reserve, i: int, now_s: float) -> Granted | FillStatus:
+        books = self._books
+        wanted, _ = self._placing.wanted(call, i, -1)
+        block = books.index.find_one(_fingerprint(call, i))
+        if not wanted or not self._placing.has_room(block, wanted, now_s):
+            return FillStatus.NO_SPACE
+        if block >= 0:  # the row stays, and with it the place in the tree
+            books.blocks.holds[block] += 1
+            for copy in list(books.copies_of(block)):
+                books.drop_copy(copy, Reason.REPLACED, now_s)
+        outcome = self._reserve_one(call, i, wanted, now_s)
+        if block >= 0:
+            books.release_hold(block)
+        return outcome
+
+    def _made_exact(self, call: Reserve, i: int, block: int, now_s: float) -> Granted | FillStatus:
+        """A block that is there but not as it was put makes way for one that is, where there is room for it."""
+        required = sum(1 << g for g in self._books.layouts[call.ns].required)
+        if not call.groups_mask & required or not is_lossy(self._books, block):
+            return FillStatus.PRESENT
+        outcome = self._replace_one(call, i, now_s)
+        return FillStatus.PRESENT if outcome is FillStatus.NO_SPACE else outcome
 
     def check(self, call: Reserve) -> None:
         """Raise for a call that can never be granted."""

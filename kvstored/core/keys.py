@@ -22,6 +22,7 @@ from kvstored.core.types import (
 from kvstored.errors import InvalidArgument
 
 DIGEST_BYTES = 32
+CONTENT_KEY_BYTES = 16
 EXTRA_KEYS_MAX = 64
 EXTRA_KEY_BYTES_MAX = 4096
 
@@ -76,6 +77,34 @@ def block_keys(root_key: bytes, tokens: Tokens, block_tokens: int) -> list[bytes
         parent = _chained(parent, packed[start : start + block_tokens])
         keys.append(parent)
     return keys
+
+
+def content_keys(
+    root_key: bytes, tokens: Tokens, block_tokens: int, first_token: int = 0
+) -> list[bytes]:
+    """What each block of a sequence contains, whatever is before it: its own tokens, its position, and the root. A collision costs
+    space, so that a fast hash does. `first_token`: position of the first of these tokens.
+    """
+    _check_bytes("root", root_key)
+    packed = _packed_tokens(tokens)
+    digest, starts = xxhash.xxh3_128_digest, range(0, len(packed), block_tokens)
+    raw, width = packed.tobytes(), packed.itemsize
+    return [
+        digest(root_key + raw[at * width : (at + block_tokens) * width], first_token + at)
+        for at in starts
+    ]
+
+
+def content_fingerprints(packed: bytes, count: int, seed: int) -> NDArray[np.uint64]:
+    """Of packed content keys, within the namespace whose seed this is; 0 for a key of zeros, which is none."""
+    if len(packed) != count * CONTENT_KEY_BYTES:
+        raise InvalidArgument(
+            f"a content key of {CONTENT_KEY_BYTES} bytes for each key bytes={len(packed)} keys={count}"
+        )
+    batch = key_batch(packed, CONTENT_KEY_BYTES, seed).fingerprints[:, 0]
+    is_told = np.frombuffer(packed, dtype=np.uint8).reshape(count, -1).any(axis=1)
+    told: NDArray[np.uint64] = np.where(is_told, batch | np.uint64(1), np.uint64(0))
+    return told
 
 
 def mix(root_key: bytes, key: bytes) -> bytes:

@@ -35,6 +35,7 @@ from kvstored.core.plain_reads import (
 )
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.referring import is_lossy
 from kvstored.core.types import Part, Rows, TierId
 from kvstored.errors import Busy, InvalidArgument
 
@@ -193,6 +194,8 @@ class Leases:
         is_required = parts[0] is not Part.CHECKPOINT
         if is_required and books.blocks.fast[row] == NOT_READABLE:
             return (), READ_TIER, self.miss_reason(row, books.fingerprint(row))
+        if call.exact and is_lossy(books, row):
+            return (), READ_TIER, Reason.LOSSY
         chosen: list[int] = []
         tier = READ_TIER
         for part in parts:
@@ -320,6 +323,7 @@ class Leases:
             unverified=bool(flags & (UNVERIFIED | SUSPECT)),
             must_verify=bool(flags & SUSPECT),
             reason=Reason.UNKNOWN,
+            lossy=not books.space.frames.lossy.isdisjoint(lease.copies[i]),
         )
 
     # ---- end
@@ -385,9 +389,7 @@ class Leases:
     def miss_reason(self, block: int, fingerprint: Fingerprint) -> Reason:
         """Why a key cannot be read; `block`: its row, or -1."""
         copies = self._books.copies
-        if block >= 0 and any(
-            copies.state[copy] == FILLING for copy in self._books.copies_of(block)
-        ):
+        if block >= 0 and any(copies.state[c] == FILLING for c in self._books.copies_of(block)):
             return Reason.INCOMPLETE
         gone = self._books.history.get(fingerprint)
         if gone is not None:

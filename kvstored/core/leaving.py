@@ -183,6 +183,7 @@ def _give_up(books: Books, run: Rows, fingerprints: Fingerprints, reason: Reason
     book.copies -= len(run)
     pieces.give_many(at)
     copies.give_many(run)
+    books.space.frames.lossy.difference_update(run.tolist())
     books.space.give_memory(tier, places)
     books.effects.append(FreedMany(tier, ns, fingerprints, places, reason))
 
@@ -255,8 +256,10 @@ def drop_leaf(books: Books, copy: int, reason: Reason, now_s: float) -> bool:
     pieces.give(piece)
     copies.give(copy)
     blocks.first_copy[block] = -1
+    books.space.frames.forget(copy)
     token = books.space.give(tier, (place,))
     books.effects.append(Freed(tier, ns, fingerprint, (row,), reason, token, units))
+    books.consider_loosened()
     parent = int(tree.parent[block])
     above = books.copy_in(parent, tier, part) if parent >= 0 else -1
     if above >= 0:

@@ -16,6 +16,7 @@ from kvstored.core.groups import checkpoint_tokens, required_bytes, resumable, r
 from kvstored.core.hints import Hint
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
+from kvstored.core.referring import is_lossy
 from kvstored.core.types import KeyBatch, Match, NamespaceId, Part, Rows, TierId
 from kvstored.core.views import Holding, TreeNode, Verdict
 
@@ -34,6 +35,7 @@ GONE = {
     Reason.CORRUPT: "dropped from {}, its bytes failed their checksum",
     Reason.FILL_LOST: "its writer was gone before it committed to {}",
     Reason.INCOMPLETE: "dropped from {}, a group or shard of it never came",
+    Reason.LOSSY: "in {}, but not exactly as it was put",
     Reason.NO_SPACE: "no space in {} when it was written",
     Reason.IO_ERROR: "lost from {}, which failed",
     Reason.NEVER_STORED: "never stored in {}",
@@ -68,18 +70,22 @@ class Looking:
             return []
         return list(self._books.copies_of(block))
 
-    def match(self, ns: NamespaceId, keys: KeyBatch) -> Match:
-        """The longest readable run; a partial block ends it."""
+    def match(self, ns: NamespaceId, keys: KeyBatch, *, exact: bool = False) -> Match:
+        """The longest readable run; a partial block ends it, and where only `exact` ones count one that is not."""
         blocks = self._books.blocks
         spec = self._books.layouts[ns].spec
         rows = self._books.index.find(keys.fingerprints)
         readable = (rows >= 0) & (blocks.fast[rows] != NOT_READABLE) & (blocks.ns[rows] == ns)
+        lossy = self._lossy(rows, readable)
+        if exact:
+            readable &= ~lossy
         hit = int(np.argmin(readable)) if not readable.all() else len(rows)
         short = np.flatnonzero(blocks.valid[rows[:hit]] != spec.block_tokens)
         if len(short):
             hit = int(short[0]) + 1
         if not hit:
             reason = self._reason(rows, keys, 0) if len(rows) else ""
+            reason = str(Reason.LOSSY) if lossy[:1].any() else reason
             return Match(0, 0, 0, 0, (0, 0, 0, 0), reason)
         run = rows[:hit]
         last = int(blocks.valid[run[-1]])
@@ -95,6 +101,7 @@ class Looking:
             replay_tokens=tokens - checkpoint,
             tier_blocks=(int(tiers[0]), int(tiers[1]), int(tiers[2]), int(tiers[3])),
             miss_reason="" if hit == len(rows) else self._reason(rows, keys, hit),
+            lossy_blocks=int(np.count_nonzero(lossy[:hit])),
         )
 
     def hit_path(self, ns: NamespaceId, keys: KeyBatch, hit_blocks: int) -> HitPath:
@@ -108,6 +115,14 @@ class Looking:
         have = blocks.have[run].astype(np.uint64)
         is_boundary = resumable(spec, last, have) if len(run) else np.zeros(0, dtype=np.bool_)
         return HitPath(blocks.fast[run], sizes, tokens, is_boundary, resume_bytes(spec))
+
+    def _lossy(self, rows: Rows, readable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which of these blocks are not what was put."""
+        lossy = np.zeros(len(rows), dtype=np.bool_)
+        if self._books.space.frames.lossy:
+            at = np.flatnonzero(readable)
+            lossy[at] = [is_lossy(self._books, row) for row in rows[at].tolist()]
+        return lossy
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch
@@ -173,6 +188,7 @@ class Looking:
         held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
         use = [books.heat(block).name.lower(), f"{hits} hit{'s' * (hits != 1)}"]
         use += ["being read"] * is_read + [f"held {held}x"] * bool(held)
+        use += ["not exact"] * is_lossy(books, block)
         text = "; ".join([*words, ", ".join(use)])
         everywhere = tuple(sorted(set().union(*tiers.values())))
         return Verdict(None, everywhere, float(books.blocks.last_s[block]), text)

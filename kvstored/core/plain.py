@@ -276,6 +276,7 @@ def make_ready(
     for count in lengths:
         books.policy.touch(at[begin : begin + count], TouchEvent.STORED, now_s)
         begin += count
+    books.asked.stored(owners)
     blocks.fast[owners] = WRITE_TIER
     blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
     depths = books.tree.depth[owners]

@@ -13,6 +13,7 @@ from kvstored.core.books import Books
 from kvstored.core.bulk import RecoveredColumns, is_plain, recover_plain
 from kvstored.core.calls import (
     NO_FINGERPRINT,
+    Base,
     Freed,
     PieceRow,
     Reason,
@@ -20,9 +21,11 @@ from kvstored.core.calls import (
     TouchEvent,
 )
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
+from kvstored.core.frames import NOBODY
 from kvstored.core.quarantine import Quarantine
+from kvstored.core.referring import found_again
 from kvstored.core.sorting import in_order
-from kvstored.core.types import Extent, NamespaceId, Place, Rows, TierId, as_rows
+from kvstored.core.types import Extent, NamespaceId, Part, Place, Rows, TierId, as_rows
 
 SLICE_COPIES = 1024
 """Copies that are ranked at once."""
@@ -30,8 +33,8 @@ SLICE_DROPS = 128
 EXPECTED_SHARE = 32
 SLICE_ROWS = 131_072
 """Rows of the table of copies that are looked through at once."""
-NOBODY = 0
-"""The session of rights from before a restart."""
+NO_SESSION = 0
+"""Of rights from before a restart."""
 
 
 class Recovery:
@@ -75,6 +78,8 @@ class Recovery:
         books = self._books
         kept = np.zeros(len(columns), dtype=np.bool_)
         plain = is_plain(books, books.layouts[ns], columns)
+        if tier is TierId.NVME and len(books.space.frames):
+            plain &= ~self._are_orphans(columns)
         rows = np.flatnonzero(plain)
         kept[rows] = self._take_many(tier, columns.extents[rows].astype(np.int64), now_s)
         taken = np.flatnonzero(kept)
@@ -89,7 +94,7 @@ class Recovery:
         claimed = tuple(row for row in rows if self._claim(tier, row.place))
         if claimed:
             self._quarantine.keep_space(
-                NOBODY, tier, NamespaceId(-1), NO_FINGERPRINT, claimed, now_s
+                NO_SESSION, tier, NamespaceId(-1), NO_FINGERPRINT, claimed, now_s
             )
         return len(claimed) == len(rows)
 
@@ -150,8 +155,7 @@ class Recovery:
         if not len(rows):
             return
         at = copies.block[rows]
-        last_s = float(books.blocks.last_s[at[-1]])
-        books.policy.touch(rows, TouchEvent.STORED, min(last_s, now_s))
+        books.policy.touch(rows, TouchEvent.FOUND, now_s)
         if books.retired:
             books.policy.first(rows[np.isin(books.blocks.ns[at], list(books.retired))])
         books.consider_blocks(np.unique(at))
@@ -161,7 +165,13 @@ class Recovery:
         spec = books.layouts[ns].spec
         if piece.group >= len(spec.groups) or piece.shard >= spec.shards:
             return False
-        if not self._take(tier, piece.place, now_s):
+        is_orphan = tier is TierId.NVME and books.space.frames.is_orphan(piece.place)
+        if not is_orphan and not self._take(tier, piece.place, now_s):
+            return False
+        if piece.base is not None and not self._refer(
+            tier, piece, spec.groups[piece.group].part, now_s
+        ):
+            books.space.books[tier].extents.give(piece.place)
             return False
         part = spec.groups[piece.group].part
         block = books.ensure_block(ns, piece.fingerprint, piece.valid_tokens)
@@ -172,6 +182,7 @@ class Recovery:
             return self._refuse(tier, piece.place, block)
         if copy >= 0 and books.piece_in(copy, piece.group, piece.shard) >= 0:
             return self._refuse(tier, piece.place, block)
+        books.blocks.content[block] = books.blocks.content[block] or piece.content
         self._link(ns, block, piece)
         self._date(tier, block, piece)
         if copy < 0:
@@ -179,10 +190,16 @@ class Recovery:
             if tier <= TierId.DRAM:
                 books.copies.flags[copy] |= UNVERIFIED
         row = books.add_piece(copy, piece.group, piece.shard, piece.length, piece.place)
+        if is_orphan:
+            books.space.frames.adopt(piece.place, copy)
         books.piece_ready(row, piece.checksum, piece.last_s)
+        if piece.lossy:
+            books.space.frames.lossy.add(copy)
+        if tier is TierId.NVME:
+            found_again(books, copy)
         if piece.leased and not books.copies.readers[copy]:
             books.read(copy)
-            self._quarantine.keep_copies(NOBODY, (copy,), now_s)
+            self._quarantine.keep_copies(NO_SESSION, (copy,), now_s)
         return True
 
     def _take(self, tier: TierId, place: Place, now_s: float) -> bool:
@@ -227,10 +244,42 @@ class Recovery:
             claimed.append(extent)
         return True
 
+    def _refer(self, tier: TierId, piece: Recovered, part: Part, now_s: float) -> bool:
+        """Keep the extent that a piece refers to, whose own record may have been found before, may come later, or be gone."""
+        frames, base = self._books.space.frames, piece.base
+        assert base is not None
+        owner = NOBODY
+        if not frames.has_base(base.place):
+            owner = self._owner(base, piece, part)
+            if owner == NOBODY:
+                if not self._take(tier, base.place, now_s):
+                    return False
+                frames.keep(base.place)
+        frames.refer(piece.place, base.place, owner)
+        return True
+
+    def _owner(self, base: Base, piece: Recovered, part: Part) -> int:
+        """The copy on NVMe of which this base is the same piece."""
+        books = self._books
+        block = books.index.find_one(base.fingerprint)
+        copy = books.copy_in(block, TierId.NVME, part) if block >= 0 else -1
+        row = books.piece_in(copy, piece.group, piece.shard) if copy >= 0 else -1
+        return copy if row >= 0 and books.place(row) == base.place else NOBODY
+
     def _refuse(self, tier: TierId, place: Place, block: int) -> bool:
-        self._books.space.books[tier].extents.give(place)
+        """The space is free, but for what others need of it."""
+        space = self._books.space
+        if tier is not TierId.NVME:
+            space.books[tier].extents.give(place)
+        elif not space.frames.is_orphan(place):
+            for needless in space.frames.leaving((place,)):
+                space.books[tier].extents.give(needless)
         self._books.drop_idle(block)
         return False
+
+    def _are_orphans(self, columns: RecoveredColumns) -> NDArray[np.bool_]:
+        is_orphan = self._books.space.frames.is_orphan
+        return np.array([is_orphan((Extent(*row),)) for row in columns.extents.tolist()])
 
     def _newest(self, ns: NamespaceId, block: int, piece: Recovered, now_s: float) -> int:
         """In a mutable namespace other generations are other bytes: older ones that were found before leave."""
@@ -273,9 +322,19 @@ class Recovery:
             overlap &= (start < end) & (start + pieces.units[: pieces.top] > extent.start)
             rows = {int(row) for row in np.flatnonzero(overlap)}
             rows.update(row for row, long in books.long_places.items() if _meets(long, extent))
+            rows.update(self._referring_to(extent))
             for copy in {int(pieces.copy[row]) for row in rows}:
                 if int(books.copies.tier[copy]) == tier and books.copies.block[copy] >= 0:
                     books.drop_copy(copy, Reason.CORRUPT, now_s)
+
+    def _referring_to(self, extent: Extent) -> set[int]:
+        """Pieces that refer to an extent which this one meets."""
+        books, frames = self._books, self._books.space.frames
+        heads = set(frames.referring_to([base for base in frames.bases if _meets(base, extent)]))
+        if not heads:
+            return set()
+        live = np.flatnonzero(books.pieces.copy[: books.pieces.top] >= 0).tolist()
+        return {row for row in live if books.place(row)[0][:2] in heads}
 
 
 def _meets(place: Sequence[Extent], extent: Extent) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from kvstored.core.admission import Admission
 from kvstored.core.books import Books
 from kvstored.core.calls import CopyTask
 from kvstored.core.carriage import Carriage
@@ -17,7 +18,16 @@ from kvstored.core.columns import CLEAN
 from kvstored.core.copying import Copying
 from kvstored.core.eviction import Evictor
 from kvstored.core.page_ins import PageIns, Want
-from kvstored.core.plan import Bounds, Decision, NodeMove, PageIn, Plan, Round, TierRoom
+from kvstored.core.plan import (
+    Bounds,
+    Decision,
+    NodeMove,
+    Objective,
+    PageIn,
+    Plan,
+    Round,
+    TierRoom,
+)
 from kvstored.core.types import UNIT_BYTES, Fingerprints, NamespaceId, Rows, TierId, as_rows
 from kvstored.core.write_back import WriteBack
 
@@ -30,14 +40,14 @@ class Scheduler:
         books: Books,
         evictor: Evictor,
         carriage: Carriage,
-        write_back: WriteBack,
-        page_ins: PageIns,
+        objectives: Sequence[Objective],
     ) -> None:
         self._books = books
         self._evictor = evictor
         self._carriage = carriage
-        self._write_back = write_back
-        self._page_ins = page_ins
+        self.admission = Admission(books)
+        self.write_back = WriteBack(books, carriage, self.admission)
+        self.page_ins = PageIns(books, objectives, carriage.ahead)
 
     def run(self, bounds: Bounds, now_s: float) -> Round:
         """Room first, since page-ins need it; then what is to come up; then what is to be kept below."""
@@ -46,13 +56,13 @@ class Scheduler:
             for tier, copies_max in bounds.evict_copies.items()
         }
         loads: list[Copying] = []
-        for want, rows in self._page_ins.take(bounds.load_bytes, now_s):
-            self._page_ins.hold(want, rows, now_s)
+        for want, rows in self.page_ins.take(bounds.load_bytes, now_s):
+            self.page_ins.hold(want, rows, now_s)
             begun, _ = self._carriage.prefetch(rows.tolist(), TierId.DRAM, now_s)
             loads += begun
         writes: list[Copying] = []
         if bounds.write_bytes:
-            writes = self._write_back.begin(bounds.write_bytes, now_s)
+            writes = self.write_back.begin(bounds.write_bytes, now_s)
         return Round(evicted, writes, loads)
 
     def look(self, now_s: float, running: int, rows_max: int) -> Plan:
@@ -99,8 +109,8 @@ class Scheduler:
                     *("", 0.0),
                     is_loading=True,
                 )
-        for want in self._page_ins.ordered(now_s):
-            rows = self._page_ins.below(want)
+        for want in self.page_ins.ordered(now_s):
+            rows = self.page_ins.below(want)
             if len(rows):
                 yield self._wanted(want, rows)
 
@@ -133,7 +143,7 @@ class Scheduler:
 
     def _looked_writes(self, now_s: float) -> Iterator[NodeMove]:
         books = self._books
-        found = list(self._write_back.look(now_s))
+        found = list(self.write_back.look(now_s))
         blocks = books.copies.block[as_rows([copy for copy, _ in found])]
         nodes = books.tree.node[blocks].tolist()
         keys = [(node, why) for node, (_, why) in zip(nodes, found, strict=True)]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kvstored.core.calls import TierLimits
 from kvstored.core.columnar import Places, places_in
 from kvstored.core.extents import Extents
+from kvstored.core.frames import Frames
 from kvstored.core.types import UNIT_BYTES, Budget, Extent, Place, TierId
 from kvstored.core.views import TierUse
 
@@ -47,11 +48,13 @@ class TierBook:
 
 
 class Space:
-    """`has_checkpoints`: a namespace with window or state groups is open, so that their budget is set aside."""
+    """`has_checkpoints`: a namespace with window or state groups is open, so that their budget is set aside. `frames`: which extents on
+    NVMe others need."""
 
     def __init__(self, tiers: Sequence[TierLimits]) -> None:
         self.books = {tier.tier: TierBook(tier) for tier in tiers}
         self.has_checkpoints = False
+        self.frames = Frames()
         self.suspects: list[Extent] = []
         self._discards: dict[int, tuple[TierId, tuple[Place, ...]]] = {}
         self._token = 0
@@ -61,7 +64,12 @@ class Space:
         checkpoints = int(book.granted * book.limits.checkpoint_share) * self.has_checkpoints
         if budget is Budget.CHECKPOINT:
             return checkpoints
-        return max(0, book.granted - checkpoints - book.quarantined - book.aside)
+        aside = book.quarantined + book.aside + self.kept_units(tier)
+        return max(0, book.granted - checkpoints - aside)
+
+    def kept_units(self, tier: TierId) -> int:
+        """Of extents whose own copies are gone: others refer to them."""
+        return self.frames.orphaned_units if tier is TierId.NVME else 0
 
     def over(self, tier: TierId, budget: Budget, units: int) -> bool:
         return self.books[tier].used[budget] + units > self.limit(tier, budget)
@@ -95,15 +103,17 @@ class Space:
         self.books[tier].extents.give(tuple(Extent(*run) for run in runs))
 
     def give(self, tier: TierId, places: tuple[Place, ...]) -> int:
-        """Space returns: at once in memory (0), after the discard of its records on disk (a token for `discarded`)."""
+        """Space returns: at once in memory (0), after the discard of its records on disk (a token for `discarded`). What others refer to
+        stays until they are gone too, whose records are discarded before."""
         book = self.books[tier]
         if tier <= TierId.DRAM:
             for place in places:
                 book.extents.give(place)
             return 0
         self._token += 1
-        self._discards[self._token] = (tier, places)
-        book.discarding += sum(units_in(place) for place in places)
+        given = tuple(self.frames.leaving(places))
+        self._discards[self._token] = (tier, given)
+        book.discarding += sum(units_in(place) for place in given)
         return self._token
 
     def discarded(self, token: int) -> None:
@@ -146,13 +156,14 @@ class Space:
                 tier=tier,
                 capacity_units=book.limits.capacity_units,
                 granted_units=book.granted,
-                used_units=sum(book.used),
+                used_units=sum(book.used) + self.kept_units(tier),
                 copies=book.copies,
                 dirty_copies=0 if tier is slowest else book.dirty,
                 leased_units=book.leased,
                 pinned_units=book.pinned,
                 quarantined_units=book.quarantined,
                 aside_units=book.aside,
+                kept_units=self.kept_units(tier),
                 fragmentation=book.extents.fragmentation(),
             )
             for tier, book in sorted(self.books.items())

@@ -124,6 +124,11 @@ class PrefixTree(Links):
             path.append(row)
         return as_rows(path)
 
+    def run_of(self, row: int) -> Rows:
+        """All rows of the run that holds this one, from its head."""
+        node = self._nodes[row]
+        return self.path_above(self._tails[node], self._lengths[node])[::-1]
+
     def link(self, row: int, parent: int) -> bool:
         """Put a root with all that hangs below it under a parent.
 

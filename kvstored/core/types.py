@@ -159,7 +159,7 @@ class NamespaceSpec:
 class Layout:
     """An open namespace as the catalog sees it: `seed` salts the fingerprints so that equal keys of two namespaces differ.
 
-    `required`: the groups that a readable block has; `is_plain`: one group, and of it one piece a block.
+    `required`: the groups that a readable block has; `is_plain`: one group, and of it one piece a block, which is kept exactly.
     """
 
     id: NamespaceId
@@ -172,9 +172,10 @@ class Layout:
     def __post_init__(self) -> None:
         groups = self.spec.groups
         required = tuple(i for i, group in enumerate(groups) if group.is_required)
-        is_plain = len(groups) == len(required) == 1 and self.pieces_of(groups[0].part) == 1
+        is_exact = not any(group.lossy_ok for group in groups)
+        is_plain = len(groups) == len(required) == self.pieces_of(groups[0].part) == 1
         object.__setattr__(self, "required", required)
-        object.__setattr__(self, "is_plain", is_plain)
+        object.__setattr__(self, "is_plain", is_plain and is_exact)
 
     def groups_of(self, part: Part) -> tuple[int, ...]:
         return tuple(i for i, group in enumerate(self.spec.groups) if group.part is part)
@@ -247,6 +248,8 @@ class Match:
     tier_blocks: tuple[int, int, int, int]
     """Of hit_blocks, how many are read from each tier (a block counts for its slowest required part)."""
     miss_reason: str
+    lossy_blocks: int = 0
+    """Of hit_blocks, how many are near what was put and not equal."""
     advice: Advice | None = None
     """Whether loading them is worth it, where that was asked."""
 

@@ -33,6 +33,7 @@ class TierUse:
     pinned_units: int
     quarantined_units: int
     aside_units: int
+    kept_units: int
     fragmentation: float
 
 

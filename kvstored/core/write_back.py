@@ -1,7 +1,7 @@
 """Which copies in memory are written to NVMe, in the order in which they became dirty: plain ones as runs, others as tasks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvstored.core.columns import CLEAN, READY, WAITING
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.plain_reads import are_movable
 from kvstored.core.policies.base import budget_of
+from kvstored.core.referring import is_behind
 from kvstored.core.space import units_of
 from kvstored.core.types import UNIT_BYTES, Budget, Rows, TierId, as_rows
 
@@ -28,8 +29,8 @@ RUN_MIN = 4
 
 @dataclass(slots=True)
 class _Round:
-    """One call. `bytes_left` to begin; `again`: copies without room that go to the end of the queue; `singles`: so many in front are known to
-    be no run."""
+    """One call. `bytes_left` to begin; `again`: copies without room that go to the end of the queue; `behind`: those of the same content as one
+    that is being written; `singles`: so many in front are known to be no run."""
 
     bytes_left: int
     everything: bool
@@ -37,6 +38,7 @@ class _Round:
     now_s: float
     begun: list[Copying]
     again: list[int]
+    behind: list[int] = field(default_factory=list)
     looks_left: int = LOOKS_MAX
     singles: int = 0
 
@@ -67,7 +69,8 @@ class WriteBack:
         """Copies to carry to NVMe, oldest first. While the disk has room every block is admitted that is worth it, later only
         those that were hit; `everything` admits all. Where the day's budget is used up they wait."""
         books = self._books
-        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
+        has_disk = TierId.NVME in books.space.books and TierId.NVME not in books.recovering
+        if not has_disk or not books.limits.writes_back:
             return []
         if not everything:
             bytes_max = min(bytes_max, self._admission.budget.left(now_s))
@@ -77,7 +80,7 @@ class WriteBack:
             if round_.singles or not self._begin_run(round_):
                 round_.singles = max(round_.singles - 1, 0)
                 self._begin_one(round_)
-        for copy in round_.again:
+        for copy in (*round_.behind, *round_.again):
             books.wait(copy)
         return round_.begun
 
@@ -119,6 +122,9 @@ class WriteBack:
             books.waiting.appendleft(copy)
             return
         if not (round_.everything or self._is_admitted(copy, round_)):
+            return
+        if is_behind(books, copy):
+            round_.behind.append(copy)
             return
         task = self._carriage.begin(copy, TierId.NVME, round_.now_s)
         if task is not None:
@@ -171,6 +177,8 @@ class WriteBack:
         first = books.waiting[0]
         if copies.state[first] != READY or not books.layout_of(int(copies.block[first])).is_plain:
             return False
+        if books.blocks.content[copies.block[first]]:
+            return False
         length = int(books.pieces.length[copies.first_piece[first]])
         count = min(self._room_for(length), round_.looks_left, -(-round_.bytes_left // length))
         if not round_.everything:
@@ -219,6 +227,7 @@ class WriteBack:
         is_passed |= self._are_on_disk(row) | _are_repeated(row)
         fine = ~is_passed & (copies.tier[row] == int(TierId.DRAM)) & are_movable(books, row, ns)
         fine &= books.pieces.length[copies.first_piece[row]] == length
+        fine &= books.blocks.content[copies.block[row]] == 0
         good = is_passed | fine
         count = len(row) if good.all() else int(np.argmin(good))
         return count, row[:count][fine[:count]]

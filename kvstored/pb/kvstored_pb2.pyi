@@ -352,7 +352,7 @@ class Keys(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., unchained: _Optional[bool] = ..., extra_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s", "conversation")
+    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s", "conversation", "exact")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAST_VALID_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class MatchRequest(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: Keys
     last_valid_tokens: int
@@ -371,7 +372,8 @@ class MatchRequest(_message.Message):
     prefill_tokens_per_s: float
     prefill_flops_per_s: float
     conversation: str
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ..., conversation: _Optional[str] = ...) -> None: ...
+    exact: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ..., conversation: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class Advice(_message.Message):
     __slots__ = ("load_bytes", "load_s", "queue_s", "total_load_s", "prefill_s", "prefill_source", "split_blocks", "split_tokens", "split_s", "overlap_blocks", "overlap_s", "deadline_blocks", "deadline_tokens")
@@ -404,7 +406,7 @@ class Advice(_message.Message):
     def __init__(self, load_bytes: _Optional[_Iterable[int]] = ..., load_s: _Optional[_Iterable[float]] = ..., queue_s: _Optional[float] = ..., total_load_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prefill_source: _Optional[str] = ..., split_blocks: _Optional[int] = ..., split_tokens: _Optional[int] = ..., split_s: _Optional[float] = ..., overlap_blocks: _Optional[int] = ..., overlap_s: _Optional[float] = ..., deadline_blocks: _Optional[int] = ..., deadline_tokens: _Optional[int] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "advice")
+    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "advice", "lossy_blocks")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +414,7 @@ class MatchResponse(_message.Message):
     TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     hit_tokens: int
     checkpoint_tokens: int
@@ -419,7 +422,8 @@ class MatchResponse(_message.Message):
     tier_blocks: _containers.RepeatedScalarFieldContainer[int]
     miss_reason: str
     advice: Advice
-    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ...) -> None: ...
+    lossy_blocks: int
+    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., lossy_blocks: _Optional[int] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("namespace", "keys")
@@ -454,7 +458,7 @@ class Hint(_message.Message):
     def __init__(self, follow_up: _Optional[_Union[FollowUp, str]] = ..., output_tokens: _Optional[int] = ..., session: _Optional[str] = ..., category: _Optional[str] = ..., priority: _Optional[int] = ..., retention_s: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "sizes", "last_valid_tokens", "fill_ttl_ms", "request_id", "ends_path", "hint", "content_keys")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -466,6 +470,7 @@ class ReserveRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_PATH_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEYS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -477,7 +482,8 @@ class ReserveRequest(_message.Message):
     request_id: bytes
     ends_path: bool
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    content_keys: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., sizes: _Optional[bytes] = ..., last_valid_tokens: _Optional[int] = ..., fill_ttl_ms: _Optional[int] = ..., request_id: _Optional[bytes] = ..., ends_path: _Optional[bool] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., content_keys: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("status", "fills", "extent_counts", "extents", "sizes")
@@ -568,7 +574,7 @@ class ReplaceIfRequest(_message.Message):
     def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "exact")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +584,7 @@ class AcquireRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -587,10 +594,11 @@ class AcquireRequest(_message.Message):
     no_wait: bool
     deadline_ms: int
     release: bytes
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ...) -> None: ...
+    exact: bool
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost")
+    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "lossy")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -602,6 +610,7 @@ class AcquireResponse(_message.Message):
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_LOST_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     lease: int
     status: bytes
     extent_counts: bytes
@@ -613,7 +622,8 @@ class AcquireResponse(_message.Message):
     miss_reason: str
     tiers: bytes
     released_lost: bytes
-    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ...) -> None: ...
+    lossy: bytes
+    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., lossy: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("session", "leases", "lease_ttl_ms")
@@ -1058,7 +1068,7 @@ class StatRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "daemon_pid", "keeper_pid", "front_pid", "epoch", "uptime_s", "state", "tiers", "blocks", "tree_nodes", "sessions", "leases", "fills", "pins", "requests", "recovering", "counters", "policy")
+    __slots__ = ("version", "daemon_pid", "keeper_pid", "front_pid", "epoch", "uptime_s", "state", "tiers", "blocks", "tree_nodes", "sessions", "leases", "fills", "pins", "requests", "recovering", "counters", "policy", "what_if")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1084,6 +1094,7 @@ class StatResponse(_message.Message):
     RECOVERING_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    WHAT_IF_FIELD_NUMBER: _ClassVar[int]
     version: str
     daemon_pid: int
     keeper_pid: int
@@ -1102,10 +1113,35 @@ class StatResponse(_message.Message):
     recovering: bool
     counters: _containers.ScalarMap[str, float]
     policy: str
-    def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ...) -> None: ...
+    what_if: WhatIf
+    def __init__(self, version: _Optional[str] = ..., daemon_pid: _Optional[int] = ..., keeper_pid: _Optional[int] = ..., front_pid: _Optional[int] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping]]] = ..., blocks: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., fills: _Optional[int] = ..., pins: _Optional[int] = ..., requests: _Optional[int] = ..., recovering: _Optional[bool] = ..., counters: _Optional[_Mapping[str, float]] = ..., policy: _Optional[str] = ..., what_if: _Optional[_Union[WhatIf, _Mapping]] = ...) -> None: ...
+
+class WhatIf(_message.Message):
+    __slots__ = ("span_s", "blocks", "flops", "sampled_share", "points")
+    SPAN_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    span_s: float
+    blocks: float
+    flops: float
+    sampled_share: float
+    points: _containers.RepeatedCompositeFieldContainer[CurvePoint]
+    def __init__(self, span_s: _Optional[float] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ..., sampled_share: _Optional[float] = ..., points: _Optional[_Iterable[_Union[CurvePoint, _Mapping]]] = ...) -> None: ...
+
+class CurvePoint(_message.Message):
+    __slots__ = ("capacity_bytes", "blocks", "flops")
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    blocks: float
+    flops: float
+    def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "written_day_bytes", "write_budget_bytes", "write_state")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "written_day_bytes", "write_budget_bytes", "write_state", "kept_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1125,6 +1161,7 @@ class TierStat(_message.Message):
     WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITE_STATE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     granted_bytes: int
@@ -1144,21 +1181,32 @@ class TierStat(_message.Message):
     written_day_bytes: int
     write_budget_bytes: int
     write_state: str
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ...) -> None: ...
+    kept_bytes: int
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
-    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes")
+    __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes", "encode_s", "decoded_bytes", "decode_s")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    P_STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     group: str
     plan: str
     plain_bytes: int
     stored_bytes: int
-    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+    p_plain_bytes: int
+    p_stored_bytes: int
+    encode_s: float
+    decoded_bytes: int
+    decode_s: float
+    def __init__(self, namespace: _Optional[bytes] = ..., group: _Optional[str] = ..., plan: _Optional[str] = ..., plain_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., p_plain_bytes: _Optional[int] = ..., p_stored_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decoded_bytes: _Optional[int] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
     __slots__ = ("namespace", "keys", "nodes_max")

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvstored.core.bundles import Signal, bundle_named
 from kvstored.core.calls import (
     CopyTask,
     FillStatus,
@@ -26,7 +27,7 @@ from kvstored.core.calls import (
 )
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
-from kvstored.core.copying import Copying
+from kvstored.core.copying import Copying, targets_of
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import root
 from kvstored.core.namespace import Namespaces
@@ -44,8 +45,8 @@ EVICTED = frozenset({Reason.WATERMARK, Reason.DEMAND})
 
 
 class CoreModel:
-    """One namespace in a catalog of its own. `capacity_blocks` by tier; None: DRAM without bound. `evictions`: tier and fingerprint of each
-    copy in the order in which they leave, where asked for."""
+    """One namespace in a catalog of its own. `policy`: of a bundle or of an order alone. `capacity_blocks` by tier; None: DRAM without bound.
+    `evictions`: tier and fingerprint of each copy in the order in which they leave, where asked for."""
 
     def __init__(
         self,
@@ -58,13 +59,19 @@ class CoreModel:
         blocks = capacity_blocks or {TierId.DRAM: INFINITE_BLOCKS}
         limits = [_exact(tier, units) for tier, units in sorted(blocks.items())]
         self._tiers = tuple(sorted(blocks))
-        self.catalog = Catalog(tiers=limits, policy=policy, limits=Limits(), epoch=1)
+        bundle = bundle_named(policy)
+        heard = Limits(
+            hears_hints=Signal.HINTS in bundle.signals, writes_back=Signal.DISK in bundle.signals
+        )
+        self.catalog = Catalog(tiers=limits, policy=bundle.policy, limits=heard, epoch=1)
         for tier in self._tiers:
             self.catalog.grow(tier, 0, INFINITE_BLOCKS)
         spec = trace_namespace(trace, UNIT_BYTES)
         layout = Namespaces().open(spec, supersede=False).layout
         self.catalog.add_namespace(layout)
         self.evicted_blocks = 0
+        self.written_blocks = 0
+        """Copies that were made on NVMe."""
         self._evictions = evictions
         self._ns = layout.id
         self._keys = TraceKeys(root(layout.digest), layout.seed)
@@ -163,6 +170,8 @@ class CoreModel:
 
     def _carry(self, copying: Sequence[Copying], ts_s: float) -> None:
         for each in copying:
+            if each.target is TierId.NVME:
+                self.written_blocks += len(targets_of(each))
             if isinstance(each, CopyTask):
                 self._commit(each, ts_s)
             elif not self.catalog.carriage.commit_run(each, each.targets, ts_s):

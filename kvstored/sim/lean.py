@@ -4,11 +4,13 @@ It asks the same policy the same questions as the whole core does in `sim/core.p
 of its cost: no keys, places, leases or effects. A block's row is its copy's row, and a block is found by its id in the trace.
 """
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.calls import Fingerprint, TouchEvent
-from kvstored.core.columns import READY, Blocks, Copies
+from kvstored.core.columns import READY, Blocks, Copies, Defaults
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.policies.named import policy_named
 from kvstored.core.tree import PrefixTree
@@ -17,25 +19,48 @@ from kvstored.sim.measure import Served
 from kvstored.sim.traces import BlockIds
 
 _NONE = np.int32(-1)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class _Blocks(Blocks):
+    """The columns that are used here."""
+
+    defaults: ClassVar[Defaults] = {
+        name: Blocks.defaults[name] for name in ("ns", "first_copy", "hits", "last_s", "valid")
+    }
+
+
+class _Copies(Copies):
+    defaults: ClassVar[Defaults] = {
+        name: Copies.defaults[name]
+        for name in ("block", "next", "tier", "part", "state", "flags", "units", "rank")
+    }
 
 
 class LeanModel:
     """A `Model` of sim/offline.py and the `Ledger` of its policy. `evictions`: ids in the order in which they left, where asked for."""
 
     def __init__(
-        self, *, policy: str, capacity_blocks: int, evictions: list[int] | None = None
+        self,
+        *,
+        policy: str,
+        capacity_blocks: int,
+        block_tokens: int,
+        evictions: list[int] | None = None,
     ) -> None:
-        self.blocks = Blocks()
-        self.copies = Copies()
+        self.blocks: Blocks = _Blocks()
+        self.copies: Copies = _Copies()
         self.tree = PrefixTree()
         self.evicted_blocks = 0
+        self.written_blocks = 0
         self.policy = policy_named(policy, self)
         self._capacity_blocks = capacity_blocks
+        self._block_tokens = block_tokens
         self._evictions = evictions
         self._row: Rows = np.full(1024, -1, dtype=np.int32)
         """By id."""
-        self._id: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """By row."""
+        self._prints: Fingerprints = np.zeros((0, 2), dtype=np.uint64)
+        """By row: the id, spread over the slots of a hash table and still one to one, and as it is."""
 
     def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served:
         count = len(block_ids)
@@ -79,19 +104,19 @@ class LeanModel:
         return int(self._row[fingerprint[1]])
 
     def fingerprints_of(self, blocks: Rows) -> Fingerprints:
-        ids = self._id[blocks].astype(np.uint64)
-        # spread over the slots of a hash table, and still one to one
-        return np.stack((ids * np.uint64(0x9E3779B97F4A7C15), ids), axis=1)
+        return self._prints[blocks]
 
     def _store(self, ids: BlockIds, parent: int, ts_s: float) -> Rows:
         rows = self.blocks.take_many(len(ids))
         assert np.array_equal(rows, self.copies.take_many(len(ids)))
         self.tree.ensure(self.blocks.capacity)
-        if self.blocks.capacity > len(self._id):
-            self._id = np.resize(self._id, self.blocks.capacity)
+        if self.blocks.capacity > len(self._prints):
+            self._prints = np.resize(self._prints, (self.blocks.capacity, 2))
         self._row[ids] = rows
-        self._id[rows] = ids
+        self._prints[rows, 0] = ids.astype(np.uint64) * _SPREAD
+        self._prints[rows, 1] = ids
         self.blocks.ns[rows] = 0
+        self.blocks.valid[rows] = self._block_tokens
         self.blocks.first_copy[rows] = rows
         self.blocks.last_s[rows] = ts_s
         self.copies.block[rows] = rows
@@ -114,7 +139,7 @@ class LeanModel:
     def _drop(self, run: Rows) -> None:
         parent = int(self.tree.parent[run[-1]])
         self.policy.forget(run)
-        ids = self._id[run]
+        ids = self._prints[run, 1].astype(np.int64)
         self._row[ids] = _NONE
         if self._evictions is not None:
             self._evictions.extend(ids.tolist())

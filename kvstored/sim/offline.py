@@ -4,6 +4,7 @@ The model that users run is the real core (sim/core.py); tests put a plain oracl
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from time import perf_counter
 from typing import Protocol
@@ -23,6 +24,10 @@ class Model(Protocol):
     @property
     def evicted_blocks(self) -> int: ...
 
+    @property
+    def written_blocks(self) -> int:
+        """To the slower tier."""
+
     def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served: ...
 
 
@@ -40,18 +45,21 @@ def replay_offline(
     first_s: float | None = None
     begun_s = perf_counter()
     reported = 0
+    unique: set[int] = set()
     for request in islice(requests, limit):
         first_s = request.ts_s if first_s is None else first_s
         asked_s = perf_counter()
         served = model.request(request.ts_s, request.block_ids, hint_of(request, hints))
+        unique.update(request.block_ids.tolist())
         recorder.add(request.ts_s - first_s, served, perf_counter() - asked_s)
         if recorder.requests - reported >= PROGRESS_REQUESTS:
             advance(recorder.requests - reported)
             reported = recorder.requests
     advance(recorder.requests - reported)
-    return result(
+    done = result(
         setup,
         recorder,
         evicted_blocks=model.evicted_blocks,
         elapsed_s=perf_counter() - begun_s,
     )
+    return replace(done, written_blocks=model.written_blocks, unique_blocks=len(unique))

@@ -49,6 +49,13 @@ class Result:
     elapsed_s: float
     latencies: dict[str, Quantiles]
     buckets: tuple[Bucket, ...]
+    written_blocks: int = 0
+    """Copies made on NVMe, and below distinct blocks; 0 where bytes are real: nobody counts them there."""
+    unique_blocks: int = 0
+
+    @property
+    def writes_per_unique_block(self) -> float:
+        return self.written_blocks / self.unique_blocks if self.unique_blocks else 0.0
 
     @property
     def block_hit_ratio(self) -> float:
@@ -103,6 +110,9 @@ def as_json(done: Result) -> Json:
         "wrong_blocks": done.wrong_blocks,
         "lost_blocks": done.lost_blocks,
         "evicted_blocks": done.evicted_blocks,
+        "written_blocks": done.written_blocks,
+        "unique_blocks": done.unique_blocks,
+        "writes_per_unique_block": round(done.writes_per_unique_block, 6),
         "read_bytes": done.read_bytes,
         "put_bytes": done.put_bytes,
         "elapsed_s": round(done.elapsed_s, 3),
@@ -133,6 +143,9 @@ def table(done: Result) -> Table:
         view.add_row(f"  from {tier}", f"{blocks:,}  ({blocks / max(done.blocks, 1):.4f})")
     view.add_row("put blocks", f"{done.put_blocks:,}")
     view.add_row("evicted blocks", f"{done.evicted_blocks:,}")
+    if done.written_blocks:
+        text = f"{done.written_blocks:,}  ({done.writes_per_unique_block:.2f} a unique block)"
+        view.add_row("written to nvme", text)
     view.add_row("lost blocks", f"{done.lost_blocks:,}")
     style = "bold red" if done.wrong_blocks else None
     view.add_row("wrong blocks", f"{done.wrong_blocks:,}", style=style)

@@ -1,7 +1,8 @@
 """Hit ratio against capacity for many policies, between leaf-first LRU and the offline optimum; as values, as a table and as a picture."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from time import process_time
 
@@ -12,7 +13,7 @@ from kvstored.errors import InvalidArgument
 from kvstored.sim.hinting import hint_of
 from kvstored.sim.lean import LeanModel
 from kvstored.sim.optimum import optimum_hits
-from kvstored.sim.traces import Request
+from kvstored.sim.traces import Request, Trace
 
 SHARES = (0.01, 0.02, 0.05, 0.10, 0.20)
 """Of the unique blocks of the trace."""
@@ -59,29 +60,29 @@ class Sweep:
 
 
 def sweep(
-    name: str,
-    requests: Iterable[Request],
+    trace: Trace,
     policies: Sequence[str],
     *,
+    limit: int | None = None,
     hints: Sequence[str] = (),
     capacities_blocks: Sequence[int] | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
     """Replay all of it once a policy and capacity; capacities default to `SHARES`. Holds the trace in memory."""
-    held = list(requests)
+    held = list(islice(trace, limit))
     ids = [request.block_ids for request in held]
     unique = len(np.unique(np.concatenate(ids))) if ids else 0
     blocks = sum(len(path) for path in ids)
     if not blocks:
-        raise InvalidArgument(f"nothing to sweep: the trace has no blocks trace={name}")
+        raise InvalidArgument(f"nothing to sweep: the trace has no blocks trace={trace.name}")
     capacities = capacities_blocks or [max(1, int(share * unique)) for share in SHARES]
     optimum = [hits / blocks for hits in optimum_hits(held, capacities)]
     lines = []
     for policy in dict.fromkeys(("lru", *policies)):
         advance(policy)
-        lines.append(_line(held, policy, capacities, tuple(hints), blocks))
+        lines.append(_line(held, policy, capacities, tuple(hints), blocks, trace.block_tokens))
     return Sweep(
-        name,
+        trace.name,
         unique,
         blocks,
         tuple(hints),
@@ -141,11 +142,12 @@ def _line(
     capacities: Sequence[int],
     hints: tuple[str, ...],
     blocks: int,
+    block_tokens: int,
 ) -> Line:
     ratios, took_s = [], []
     begun_s = process_time()
     for capacity in capacities:
-        model = LeanModel(policy=policy, capacity_blocks=capacity)
+        model = LeanModel(policy=policy, capacity_blocks=capacity, block_tokens=block_tokens)
         hit = 0
         for request in requests:
             asked_s = process_time()

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kvstored.core.calls import CopyTask
+from kvstored.core.calls import CopyTask, PieceMove
 from kvstored.core.copying import CopyRun
 from kvstored.errors import Corrupt, KvstoredError, Unavailable
 from kvstored.store.shell import fingerprint_bytes
 from kvstored.tiers import record_runs
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Carried, PieceRef, PieceRun, Tier, ref_of
-from kvstored.tiers.record import RECORD, Record, State
+from kvstored.tiers.record import RECORD, Base, Record, State
 
 Result = Record | KvstoredError
 OTHER_PIECE = "the stored piece is not the one that the books name"
@@ -71,6 +71,8 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
                     arena.record_at(move.source),
                     place=move.target,
                     checksum=move.checksum,
+                    content=task.content,
+                    base=base_of(move),
                     hits=task.hits,
                     heat=int(task.heat),
                     generation=task.generation,
@@ -93,6 +95,12 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
     if orphans:
         disk.discard(orphans)
     return results
+
+
+def base_of(move: PieceMove) -> Base | None:
+    if move.base is None:
+        return None
+    return Base(fingerprint=fingerprint_bytes(move.base.fingerprint), place=move.base.place)
 
 
 def store_run(arena: Arena, disk: Tier, run: CopyRun) -> Carried:

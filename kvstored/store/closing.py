@@ -17,6 +17,7 @@ from kvstored.store.shell import Shell, fingerprint_bytes
 from kvstored.tiers import record as layout
 from kvstored.tiers.base import Carried
 from kvstored.tiers.record import Record, State
+from kvstored.tiers.values import LOSSY
 
 KeyOf = Callable[[int], bytes]
 """The full key of a run's block, by its index."""
@@ -106,7 +107,10 @@ class Closing:
             arena.mark_ready([(m.target, m.checksum) for m in task.moves])
             stored = [StoredPiece(m.target, m.checksum) for m in task.moves]
         else:
-            stored = [StoredPiece(r.place, r.checksum) for r in records]
+            stored = [
+                StoredPiece(r.place, r.checksum, r.base is not None, bool(r.flags & LOSSY))
+                for r in records
+            ]
             stored_bytes = sum(r.stored_length for r in records)
             shell.counts["stored_bytes", ""] += stored_bytes
             begun_bytes = sum(move.length for move in task.moves)
@@ -150,6 +154,8 @@ def _arena_records(task: CopyTask, records: Sequence[Record]) -> list[Record]:
             stored_length=record.length,
             stored_checksum=record.checksum,
             codec=0,
+            content=0,
+            base=None,
             generation=task.generation,
             heat=int(task.heat),
             hits=task.hits,

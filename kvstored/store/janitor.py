@@ -149,7 +149,9 @@ class Janitor:
 
     async def learn_once(self) -> None:
         """Tables of the policy are made here, never while somebody waits for an answer."""
-        self._shell.catalog.books.policy.maintain(self._shell.now_s())
+        books, now_s = self._shell.catalog.books, self._shell.now_s()
+        books.policy.maintain(now_s)
+        books.asked.digest(now_s)
 
     async def save_policy_once(self) -> None:
         """What it learned, where that is anything."""

@@ -173,6 +173,8 @@ class Puts:
         shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s), checksums)
         if not shell.unsettled:
             shell.unsettled.append(self._put_together)
+        if call.contents is not None:
+            shell.unsettled.append(lambda: self._tell_contents(call))
         self._count_put(many.length, len(many))
         return True
 
@@ -209,6 +211,7 @@ class Puts:
         shell = self._shell
         now_s = shell.now_s()
         reserved = reserve(now_s)
+        self._tell_contents(call)
         shell.apply()  # records of what was evicted for this are free before they are written anew
         records: list[Record] = []
         ttl_s = min(call.ttl_s, self._catalog.books.limits.fill_ttl_max_s)
@@ -231,6 +234,10 @@ class Puts:
     def _count_put(self, length: int, blocks: int) -> None:
         self._shell.counts["put_bytes", ""] += length * blocks
         self._shell.counts["put_blocks", ""] += blocks
+
+    def _tell_contents(self, call: Reserve) -> None:
+        if self._shell.tiers.coding.may_refer:
+            self._shell.behind.tell_contents(call)
 
     def _count(self, reserved: Reserved, call: Reserve) -> None:
         counts = self._shell.counts

@@ -5,7 +5,7 @@ is discarded. Space that a client was still writing when the daemon died is kept
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.bulk import RecoveredColumns
-from kvstored.core.calls import PieceRow, Recovered
+from kvstored.core.calls import Base, PieceRow, Recovered
 from kvstored.core.types import Extent, Heat, Layout, Place, TierId
 from kvstored.errors import KvstoredError
 from kvstored.machine import give_back_free_memory
 from kvstored.store.lane import Lane, Urgency
 from kvstored.store.shell import Shell
 from kvstored.tiers.base import PieceRef, ScanBatch
+from kvstored.tiers.record import Base as StoredBase
 from kvstored.tiers.record import Records, State
+from kvstored.tiers.values import LOSSY
 
 SLICE_RECORDS, SLICE_RECORDS_MIN = 512, 16
 """Records that the loop takes up in one turn: 3 ms of 512, but 40 ms where they join long chains."""
@@ -49,18 +51,35 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Records of a scan and where the extents of each begin in `extents`."""
+    """Records of a scan and where the extents of each begin in `extents`; `number`: which of the scan's each is, by which `bases` has what it
+    refers to."""
 
     records: Records
     first: NDArray[np.int64]
     counts: NDArray[np.uint8]
     extents: NDArray[np.uint32]
+    number: NDArray[np.int64]
+    bases: Mapping[int, StoredBase]
 
     def __len__(self) -> int:
         return len(self.records)
 
     def rows(self, chosen: NDArray[np.bool_] | slice) -> "Slice":
-        return Slice(self.records[chosen], self.first[chosen], self.counts[chosen], self.extents)
+        return Slice(
+            self.records[chosen],
+            self.first[chosen],
+            self.counts[chosen],
+            self.extents,
+            self.number[chosen],
+            self.bases,
+        )
+
+    def base(self, i: int) -> Base | None:
+        found = self.bases.get(int(self.number[i]))
+        if found is None:
+            return None
+        low, high = np.frombuffer(found.fingerprint, dtype="<u8").tolist()
+        return Base((low, high), found.place)
 
     def place(self, i: int) -> Place:
         begin = int(self.first[i])
@@ -137,7 +156,8 @@ class Recovery:
         if layout is None:
             return kept
         catalog, now_s = self._shell.catalog, self._shell.now_s()
-        is_plain = mine.counts == 1
+        is_plain = (mine.counts == 1) & ~np.isin(mine.number, list(mine.bases))
+        is_plain &= mine.records["flags"] & LOSSY == 0
         if is_plain.any():
             columns = columns_of(mine if is_plain.all() else mine.rows(is_plain))
             kept[is_plain] = catalog.recovery.recover_many(tier, layout.id, columns, now_s)
@@ -186,7 +206,7 @@ class Recovery:
 def whole_of(batch: ScanBatch) -> Slice:
     counts = batch.extent_counts
     first = np.cumsum(counts, dtype=np.int64) - counts
-    return Slice(batch.records, first, counts, batch.extents)
+    return Slice(batch.records, first, counts, batch.extents, np.arange(len(counts)), batch.bases)
 
 
 def paced(size: int, taken_s: float) -> int:
@@ -215,6 +235,7 @@ def columns_of(part: Slice) -> RecoveredColumns:
         hits=records["hits"],
         last_s=records["last_s"],
         leased=records["leased"] != 0,
+        content=records["content"],
     )
 
 
@@ -235,6 +256,9 @@ def pieces_of(part: Slice) -> list[Recovered]:
             heat=Heat(min(int(record["heat"]), Heat.COLD)),
             last_s=float(record["last_s"]),
             leased=bool(record["leased"]),
+            content=int(record["content"]),
+            base=part.base(i),
+            lossy=bool(record["flags"] & LOSSY),
         )
         for i, record in enumerate(part.records)
     ]

@@ -238,6 +238,8 @@ class Shell:
             self.report("relink failed", ended.error)
 
     def _count_freed(self, freed: Freed) -> None:
+        if not freed.pieces:  # an extent that others referred to, not a copy
+            return
         self.counts["forgotten_copies", f"{freed.tier.name.lower()}:{freed.reason}"] += 1
 
     def _tell_freed(self, freed: Freed, key: bytes) -> None:

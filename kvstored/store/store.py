@@ -78,8 +78,11 @@ class Store:
 
     # ---- finding
 
-    def match(self, layout: Layout, keys: KeyBatch, last_valid_tokens: int) -> Match:
-        found = self.shell.catalog.match(layout.id, keys, last_valid_tokens, self.shell.now_s())
+    def match(
+        self, layout: Layout, keys: KeyBatch, last_valid_tokens: int, *, exact: bool = False
+    ) -> Match:
+        now_s = self.shell.now_s()
+        found = self.shell.catalog.match(layout.id, keys, last_valid_tokens, now_s, exact=exact)
         self.shell.apply()
         self.shell.counts["match_keys", "hit"] += found.hit_blocks
         self.shell.counts["match_keys", "miss"] += len(keys) - found.hit_blocks

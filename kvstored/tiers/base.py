@@ -4,8 +4,8 @@ A tier moves bytes and decides nothing. It blocks, so it is called only from its
 gets a record or the error that befell it, in the order of the items. Only a bug raises.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvstored.core.columnar import Places
 from kvstored.core.types import Fingerprints, Place
 from kvstored.errors import KvstoredError
-from kvstored.tiers.record import RECORD, Record, Records, unpack
+from kvstored.tiers.record import RECORD, Base, Record, Records, unpack
 from kvstored.tiers.record_runs import packed
 
 Views = Sequence[NDArray[np.uint8]]
@@ -57,7 +57,8 @@ class ScanBatch:
 
     `extents`: shape (sum of extent_counts, 3), rows of (segment, start, units), the extents of each record in turn. `rejected`: records that were
     there and could not be used; the tier has forgotten them or will not serve them. Pass `cursor` to the next call until `done`.
-    `left`: how many records the tier may still have from the start of this batch on, 0 where it cannot tell cheaply.
+    `left`: how many records the tier may still have from the start of this batch on, 0 where it cannot tell cheaply. `bases`: what records of
+    P frames refer to, by their index.
     """
 
     records: Records
@@ -67,6 +68,7 @@ class ScanBatch:
     done: bool
     rejected: int
     left: int = 0
+    bases: Mapping[int, Base] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

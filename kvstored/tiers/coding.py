@@ -5,44 +5,57 @@ like the rest. Called from the lanes' threads.
 """
 
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvstored.codec import blocks, frame, planner
-from kvstored.codec.elements import Bytes, element_of
+from kvstored.codec import blocks, frame, header, planner
+from kvstored.codec.blocks import Known
+from kvstored.codec.elements import Bytes, Element, element_of
 from kvstored.codec.frame import Codec
-from kvstored.codec.plan import Plan
+from kvstored.codec.levels import Levels, level_of
+from kvstored.codec.plan import Method, Plan, Step
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
+from kvstored.core.frames import SMALLEST_BYTES
 from kvstored.core.types import UNIT_BYTES, GroupKind, GroupSpec, Layout, NamespaceSpec
+from kvstored.errors import InvalidArgument
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 from kvstored.tiers.record import Record
+from kvstored.tiers.values import LOSSY
 
-_SMALLEST_BYTES = 64 << 10
-"""Of a piece that is tried: a frame costs a quarter of a millisecond beside its bytes, and smaller pieces move by the thousand as runs."""
+NO_LEVELS: Levels = {}
 _REPLAN_AT = frozenset((64, 4096, 262_144))
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """`checksum`: xxh3-64 of the stored bytes."""
+    """`checksum`: xxh3-64 of the stored bytes. `refers`: a P frame. `decoded_checksum`: of what they decode to, where that is not what was put."""
 
     codec: Codec
     stored: Views
     checksum: int
+    refers: bool = False
+    decoded_checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCoding:
-    """What is known of one group of a namespace: its plan, and bytes before and after it since the start. `plan` is empty until a full block came."""
+    """What is known of one group of a namespace: its plan, and bytes before and after it since the start, all and of P frames alone; what was decoded,
+    and the seconds of a thread's CPU that both took. `plan` is empty until a full block came."""
 
     digest: bytes
     group: str
     plan: str
     plain_bytes: int
     stored_bytes: int
+    p_plain_bytes: int
+    p_stored_bytes: int
+    encode_s: float
+    decoded_bytes: int
+    decode_s: float
 
 
 @dataclass(slots=True)
@@ -53,6 +66,11 @@ class _Group:
     full_blocks: int = 0
     plain_bytes: int = 0
     stored_bytes: int = 0
+    p_plain_bytes: int = 0
+    p_stored_bytes: int = 0
+    encode_s: float = 0.0
+    decoded_bytes: int = 0
+    decode_s: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -64,7 +82,8 @@ class _Group:
 
 
 class Coding:
-    """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces."""
+    """One a tier. `codec` FRAME lets the planner choose for `goal`; RAW and ZSTD are the same for all pieces. `may_refer`: pieces may be stored as what
+    they differ by from others."""
 
     def __init__(
         self,
@@ -73,7 +92,11 @@ class Coding:
         level: int = frame.LEVEL_DEFAULT,
         goal: Goal = Goal.SPEED,
         delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
+        references: bool = True,
+        lossy: Levels = NO_LEVELS,
     ) -> None:
+        self.may_refer = references and codec is Codec.FRAME
+        self._lossy = lossy
         self._codec = codec
         self._level = level
         self._goal = goal
@@ -98,20 +121,28 @@ class Coding:
         if self._codec is not Codec.FRAME:
             return self._codec is Codec.ZSTD
         known = self._groups.get((digest, group))
-        if known is None or length < _SMALLEST_BYTES:
+        if known is None or length < SMALLEST_BYTES:
             return False
         return known.plan is None or not known.plan.is_raw
 
-    def encoded(self, record: Record, source: Views) -> Encoded:
-        """`source` is the piece that `record` describes, whose checksum was compared; the result lives as long as `source`."""
+    def encoded(self, record: Record, source: Views, reference: Known | None = None) -> Encoded:
+        """`source` is the piece that `record` describes, whose checksum was compared; the result lives as long as `source`.
+
+        `reference`: a piece that may be like it; a P frame against it where a sample says so.
+        """
         packed: Bytes | None = None
         if self._codec is Codec.ZSTD:
             packed = frame.compressed(source, self._level)
-        elif self._codec is Codec.FRAME and record.length >= _SMALLEST_BYTES:
-            packed = self._framed(record, source)
+        elif self._codec is Codec.FRAME and record.length >= SMALLEST_BYTES:
+            packed = self._framed(record, source, reference)
         if packed is None or units_of(len(packed)) >= units_of(record.length):
             return Encoded(Codec.RAW, source, record.checksum)
-        return Encoded(self._codec, [packed], memory.hash_of([packed]))
+        checksum = memory.hash_of([packed])
+        if self._codec is not Codec.FRAME:
+            return Encoded(self._codec, [packed], checksum)
+        made = header.parse(packed, plain_bytes_max=record.length)
+        decoded_checksum = made.checksum if made.is_lossy else None
+        return Encoded(self._codec, [packed], checksum, bool(made.references), decoded_checksum)
 
     def shown(self) -> tuple[GroupCoding, ...]:
         with self._lock:
@@ -122,17 +153,32 @@ class Coding:
                     str(known.plan) if known.plan is not None else "",
                     known.plain_bytes,
                     known.stored_bytes,
+                    known.p_plain_bytes,
+                    known.p_stored_bytes,
+                    known.encode_s,
+                    known.decoded_bytes,
+                    known.decode_s,
                 )
                 for (digest, _), known in self._groups.items()
             )
 
-    def _framed(self, record: Record, source: Views) -> Bytes | None:
+    def decoded(self, record: Record, decode_s: float) -> None:
+        """A piece was read, and its frame (and what it refers to) took so much CPU."""
+        known = self._groups.get((record.digest, record.group))
+        if known is not None:
+            with self._lock:
+                known.decoded_bytes += record.length
+                known.decode_s += decode_s
+
+    def _framed(self, record: Record, source: Views, reference: Known | None) -> Bytes | None:
         """None where the group's plan is raw or not made yet, and this is no full block to make it of."""
         known = self._groups.get((record.digest, record.group))
         if known is None:
             return None
+        level = self._level_of(known.spec, record)
         is_due = self._counted(known, record.length)
-        if not is_due and (known.plan is None or known.plan.is_raw):
+        is_raw = known.plan is None or (known.plan.is_raw and reference is None and level is None)
+        if not is_due and is_raw:
             return None
         plain = joined(source)
         if is_due:  # two threads may both plan: either plan will do
@@ -144,16 +190,42 @@ class Coding:
                 context_tokens=(record.depth + 1) * known.namespace.block_tokens,
                 delta_min_context_tokens=self._delta_min_context_tokens,
             )
-        plan = known.plan
-        if plan is None or plan.is_raw:
+        if known.plan is None:
             return None
-        plan = plan.for_share(len(plain), known.spec.bytes_per_block)
-        out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan))
-        packed = out[: blocks.encode_into(out, plain, plan)]
-        with self._lock:
-            known.plain_bytes += len(plain)
-            known.stored_bytes += min(len(packed), len(plain))
+        plan = known.plan.for_share(len(plain), known.spec.bytes_per_block)
+        near = [reference] if reference and planner.is_near(plain, reference.plain, plan) else []
+        if level is not None:  # of these only bounded ones gain from a reference
+            plan = replace(plan, steps=(level,))
+            near = near if level.method is Method.BOUNDED else []
+        if plan.is_raw and not near:
+            return None
+        begun_s = time.thread_time()
+        out = slabs.aligned(blocks.stored_bytes_max(len(plain), plan, len(near)))
+        packed = out[: blocks.encode_into(out, plain, plan, near)]
+        took_s = time.thread_time() - begun_s
+        self._note(known, len(plain), min(len(packed), len(plain)), took_s, is_p=bool(near))
         return packed
+
+    def _level_of(self, group: GroupSpec, record: Record) -> Step | None:
+        """How far from exact this piece may be stored. One that is not exact any more loses no more."""
+        level = level_of(self._lossy, group, record.heat)
+        if level is None or record.flags & LOSSY:
+            return None
+        try:
+            planner.check_lossy(group, Plan(Element.OPAQUE, (level,)))
+        except InvalidArgument:
+            return None
+        return level
+
+    def _note(
+        self, known: _Group, plain_bytes: int, stored_bytes: int, took_s: float, *, is_p: bool
+    ) -> None:
+        with self._lock:
+            known.encode_s += took_s
+            known.plain_bytes += plain_bytes
+            known.stored_bytes += stored_bytes
+            known.p_plain_bytes += plain_bytes * is_p
+            known.p_stored_bytes += stored_bytes * is_p
 
     def _counted(self, known: _Group, length: int) -> bool:
         """Whether a plan is to be made of this piece."""

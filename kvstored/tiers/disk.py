@@ -6,9 +6,8 @@ are not on the disk. A full or failing disk makes the tier read-only for a while
 
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +17,7 @@ import numpy as np
 from kvstored.clock import Clock
 from kvstored.codec import frame
 from kvstored.codec.frame import Codec
+from kvstored.codec.levels import Levels
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.core.types import UNIT_BYTES, Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
@@ -37,10 +37,12 @@ from kvstored.tiers.base import (
 )
 from kvstored.tiers.coding import Coding
 from kvstored.tiers.disk_env import KEY_END, Change, RecordEnv, key_of
+from kvstored.tiers.disk_reads import DiskReads, known, read_bytes
 from kvstored.tiers.disk_runs import DiskRuns
 from kvstored.tiers.disk_scan import columns_of
 from kvstored.tiers.record import RECORD_BYTES, Record, Records, State
 from kvstored.tiers.slabs import Job, SlabIo, Slabs, Staged
+from kvstored.tiers.values import LOSSY, pack_value, unpack_value
 
 SLAB_BYTES = 1 << 30
 PAUSE_S = 30.0
@@ -61,6 +63,8 @@ class Options:
     codec_level: int = frame.LEVEL_DEFAULT
     codec_goal: Goal = Goal.SPEED
     delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS
+    references: bool = True
+    lossy: Levels = field(default_factory=dict)
     direct: bool = True
     pause_s: float = PAUSE_S
 
@@ -89,6 +93,8 @@ class Disk:
             level=options.codec_level,
             goal=options.codec_goal,
             delta_min_context_tokens=options.delta_min_context_tokens,
+            references=options.references,
+            lossy=options.lossy,
         )
         self._clock = clock
         self._write_lock = threading.Lock()
@@ -108,6 +114,7 @@ class Disk:
                 self._slabs.close()
                 raise
             self._runs = DiskRuns(self._env, self._slabs, self._failed, self._pause)
+            self._reads = DiskReads(self._env, self._slabs, self.coding.decoded)
         except OSError as error:
             raise slabs.translated(error, f"cannot open the disk tier: {directory=!s}") from error
 
@@ -155,9 +162,9 @@ class Disk:
             self._readable(record, place, target)
             for record, (_, place, target) in zip(found, items, strict=True)
         ]
-        sizes = [o.stored_length if isinstance(o, Record) else 0 for o in outcomes]
+        sizes = [read_bytes(o) if isinstance(o, Record) else 0 for o in outcomes]
         for window in _windows(range(len(items)), sizes.__getitem__):
-            self._payload_read(window, items, outcomes)
+            self._reads.fill(window, items, outcomes)
         return outcomes
 
     def write_run(self, run: PieceRun, records: Records) -> Carried:
@@ -197,6 +204,7 @@ class Disk:
             records=columns.records,
             extent_counts=columns.extent_counts,
             extents=columns.extents,
+            bases=columns.bases,
             cursor=raw.cursor,
             done=raw.cursor == KEY_END,
             rejected=len(unusable),
@@ -231,7 +239,10 @@ class Disk:
         assert memory.size_of(source) == record.length
         if memory.hash_of(source) != record.checksum:
             return Corrupt(f"source does not match its checksum: length={record.length}")
-        encoded = self.coding.encoded(record, source)
+        base, plain = self._reads.base(record) or (None, None)
+        reference = known(base, plain) if base is not None and plain is not None else None
+        encoded = self.coding.encoded(record, source, reference)
+        lossy = encoded.decoded_checksum
         stored_length = memory.size_of(encoded.stored)
         staging = slabs.staged(encoded.stored)
         staging.fill()
@@ -241,6 +252,9 @@ class Disk:
             codec=int(encoded.codec),
             stored_length=stored_length,
             stored_checksum=encoded.checksum,
+            base=base if encoded.refers else None,
+            checksum=record.checksum if lossy is None else lossy,
+            flags=record.flags if lossy is None else record.flags | LOSSY,
             state=State.READY,
             leased=False,
             owner_pid=0,
@@ -290,39 +304,9 @@ class Disk:
             return Corrupt(f"raw piece has two lengths: stored_length={record.stored_length}")
         if memory.size_of(target) != record.length:
             return Corrupt(f"piece has another length: length={record.length}")
+        if record.base is not None and not self._is_held(record.base.place):
+            return Corrupt("piece refers to a place that is not there")
         return record
-
-    def _payload_read(
-        self,
-        window: Sequence[int],
-        items: Sequence[tuple[PieceRef, Place, Views]],
-        outcomes: list[Record | KvstoredError],
-    ) -> None:
-        """Fill the targets of those items of the window whose outcome is a record so far.
-
-        A piece is checked and decoded as soon as its last run is there, while its bytes are in the cache; meanwhile the lane's other
-        threads read.
-        """
-        staging: dict[int, tuple[Record, Staged]] = {}
-        jobs: list[Job] = []
-        for i in window:
-            record = outcomes[i]
-            if not isinstance(record, Record):
-                continue
-            staged = _staged_for_read(record, items[i][2])
-            staging[i] = (record, staged)
-            jobs.extend(
-                slabs.jobs_of(i, staged.aligned, layout.trimmed(record.place, record.stored_length))
-            )
-        missing = Counter(job.item for job in jobs)
-        for moved in self._slabs.read(jobs):
-            missing.subtract(moved.items)
-            for i in dict.fromkeys(moved.items):
-                if moved.error is not None:
-                    outcomes[i] = slabs.translated(moved.error, "slab cannot be read:")
-                elif not missing[i] and isinstance(outcomes[i], Record):
-                    record, staged = staging.pop(i)
-                    outcomes[i] = _finished(record, staged, items[i][2])
 
     def _is_held(self, place: Place) -> bool:
         return all(self._slabs.holds(extent) for extent in place)
@@ -343,37 +327,10 @@ def _counted(counters: Counters, value: bytes) -> bytes:
 def _linked(link: Link, value: bytes) -> bytes:
     """A damaged record stays as it is, for a read or scan to find."""
     try:
-        record = layout.unpack_value(value)
+        record = unpack_value(value)
     except Corrupt:
         return value
-    return layout.pack_value(replace(record, parent=link.parent, depth=link.depth))
-
-
-def _staged_for_read(record: Record, target: Views) -> Staged:
-    """Raw bytes go straight to the target where they can; a frame goes to memory of its own."""
-    if record.codec == Codec.RAW:
-        return slabs.staged(target)
-    return Staged([slabs.aligned(record.stored_length)])
-
-
-def _finished(record: Record, staged: Staged, target: Views) -> Record | Corrupt:
-    try:
-        _finish_read(record, staged, target)
-    except Corrupt as error:
-        return error
-    return record
-
-
-def _finish_read(record: Record, staged: Staged, target: Views) -> None:
-    """Check what was read, decode it, and check what came of it."""
-    staged.spill()
-    if record.codec != Codec.RAW:
-        stored = staged.aligned[0][: record.stored_length]
-        if memory.hash_of([stored]) != record.stored_checksum:
-            raise Corrupt("stored bytes on disk do not match their checksum")
-        frame.decode(record.codec, stored, target)
-    if memory.hash_of(target) != record.checksum:
-        raise Corrupt("bytes on disk do not match their checksum")
+    return pack_value(replace(record, parent=link.parent, depth=link.depth))
 
 
 def _windows(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
@@ -394,6 +351,6 @@ def _record_or_none(value: bytes | None) -> Record | None:
     if value is None:
         return None
     try:
-        return layout.unpack_value(value)
+        return unpack_value(value)
     except Corrupt:
         return None

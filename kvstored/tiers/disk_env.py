@@ -17,10 +17,10 @@ import numpy as np
 
 from kvstored.core.types import UNIT_BYTES, Fingerprints
 from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace, StateMismatch, Unavailable
-from kvstored.tiers import record as layout
 from kvstored.tiers.base import PieceRef, ref_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import translated
+from kvstored.tiers.values import lies_at, pack_value, unpack_value
 
 VERSION = 1
 MAP_BYTES_MIN = 1 << 20
@@ -99,7 +99,7 @@ class RecordEnv:
         return [there.get(key, b"") for key in keys]
 
     def put(self, records: Sequence[Record]) -> None:
-        self.put_rows([(key_of(ref_of(record)), layout.pack_value(record)) for record in records])
+        self.put_rows([(key_of(ref_of(record)), pack_value(record)) for record in records])
 
     def put_rows(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Packed keys and values: all or none, in one commit. Raises NoSpace when that would leave too little of the map for deletes."""
@@ -191,7 +191,7 @@ class RecordEnv:
         with self._env.begin(write=True, db=self._records) as txn:
             for key, place in items:
                 value = txn.get(key)
-                is_there = value is not None and value[layout.RECORD_BYTES :] == place
+                is_there = value is not None and lies_at(value, place)
                 if is_there:
                     txn.delete(key)
                 found.append(value if is_there else None)
@@ -201,7 +201,7 @@ class RecordEnv:
         with self._env.begin(write=True, db=self._records) as txn:
             for change in changes:
                 value = txn.get(change.key)
-                if value is not None and value[layout.RECORD_BYTES :] == change.place:
+                if value is not None and lies_at(value, change.place):
                     txn.put(change.key, change.apply(value))
         return []
 
@@ -233,7 +233,7 @@ def _parsed(ref: PieceRef, value: bytes | None) -> Record | Corrupt | None:
     if value is None:
         return None
     try:
-        record = layout.unpack_value(value)
+        record = unpack_value(value)
     except Corrupt as error:
         return error
     return record if ref_of(record) == ref else Corrupt("record lies under another key")

@@ -124,7 +124,8 @@ def _known(run: PieceRun, values: Sequence[bytes]) -> tuple[Records, NDArray[np.
     """The records, and which of them are those of raw pieces just as the run has them."""
     raw = b"".join(value if len(value) == _VALUE_BYTES else _NO_VALUE for value in values)
     table = np.frombuffer(raw, dtype=np.uint8).reshape(len(run), _VALUE_BYTES)
-    records = np.ascontiguousarray(table[:, :RECORD_BYTES]).reshape(-1).view(RECORD)
+    # copied, also of a run of one, which is contiguous as it is: who looks at a piece singly writes its record here
+    records = table[:, :RECORD_BYTES].copy().reshape(-1).view(RECORD)
     extents = np.ascontiguousarray(table[:, RECORD_BYTES:]).view("<u4")
     fine = (extents == np.stack(run.places, axis=1)).all(axis=1)
     fine &= record_runs.vouch(records, run.places)

@@ -7,18 +7,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvstored.errors import Corrupt
 from kvstored.tiers import record as layout
-from kvstored.tiers.record import EXTENT_BYTES, RECORD, RECORD_BYTES, Records
+from kvstored.tiers.record import EXTENT_BYTES, RECORD, RECORD_BYTES, Base, Records
+from kvstored.tiers.values import BASED, base_bytes, base_of
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """`is_usable` is of every value given, the others are of the usable ones; their shapes are those of `ScanBatch`."""
+    """`is_usable` is of every value given, the others are of the usable ones; their shapes are those of `ScanBatch`. `bases`: by index."""
 
     is_usable: NDArray[np.bool_]
     records: Records
     extent_counts: NDArray[np.uint8]
     extents: NDArray[np.uint32]
+    bases: dict[int, Base]
 
 
 def columns_of(values: Sequence[bytes], segments: Sequence[tuple[int, int]]) -> Columns:
@@ -26,6 +29,9 @@ def columns_of(values: Sequence[bytes], segments: Sequence[tuple[int, int]]) -> 
     heads = b"".join(value[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0") for value in values)
     records = np.frombuffer(bytearray(heads), dtype=RECORD)
     tails = [value[RECORD_BYTES:] for value in values]
+    bases = _bases(values, np.flatnonzero(records["flags"] & BASED).tolist(), segments)
+    for i, base in bases.items():
+        tails[i] = tails[i][: len(tails[i]) - base_bytes(base)]
     digest = xxhash.xxh3_64_intdigest
     sums = np.fromiter(map(digest, tails), np.uint64, len(tails))
     sizes = np.fromiter(map(len, tails), np.int64, len(tails))
@@ -45,7 +51,29 @@ def columns_of(values: Sequence[bytes], segments: Sequence[tuple[int, int]]) -> 
     is_inside[outside] = False
     is_usable = is_whole.copy()
     is_usable[whole[~is_inside]] = False
-    return Columns(is_usable, records[is_usable], counts[is_inside], extents[is_inside[owner]])
+    at = np.cumsum(is_usable) - 1
+    return Columns(
+        is_usable,
+        records[is_usable],
+        counts[is_inside],
+        extents[is_inside[owner]],
+        {int(at[i]): base for i, base in bases.items() if is_usable[i]},
+    )
+
+
+def _bases(
+    values: Sequence[bytes], based: Sequence[int], segments: Sequence[tuple[int, int]]
+) -> dict[int, Base]:
+    """What these records refer to, as far as that can be: the others are no whole records."""
+    bases: dict[int, Base] = {}
+    for i in based:
+        try:
+            base = base_of(values[i])
+        except Corrupt:
+            continue
+        if base is not None and _are_inside(np.asarray(base.place, np.uint32), segments).all():
+            bases[i] = base
+    return bases
 
 
 def _are_inside(

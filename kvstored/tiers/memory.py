@@ -77,6 +77,7 @@ class MemoryTier:
             codec=0,
             stored_length=record.length,
             stored_checksum=record.checksum,
+            base=None,
             state=State.READY,
             leased=False,
         )

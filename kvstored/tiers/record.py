@@ -72,7 +72,8 @@ RECORD = np.dtype(
         ("key_bytes", "u1"),
         ("extent_count", "u1"),
         ("flags", "u1"),
-        ("reserved", "V20"),
+        ("content", "<u8"),
+        ("reserved", "V12"),
         ("header_checksum", "<u8"),
     ]
 )
@@ -85,7 +86,7 @@ CHECKSUMS = struct.Struct("<QQ")
 HEADER_OFFSET, HEADER_END = 40, 248
 """What the header checksum covers."""
 _MUTABLE = struct.Struct("<4sBBBBIIdQQ")
-_HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBB20x")
+_HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBBQ12x")
 _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
@@ -99,11 +100,24 @@ _PARENT_OFFSET, _KEY_OFFSET = 96, 112
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The piece that a P frame refers to (of the record's group, shard and length). Before it is written only the first two are known."""
+
+    fingerprint: bytes
+    place: Place
+    stored_length: int = 0
+    stored_checksum: int = 0
+    checksum: int = 0
+    codec: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One piece of one copy: identity, place, what its bytes must be, and where its block stands in the tree.
 
     `fingerprint` and `parent`: 16 bytes each, low half first. `length`, `checksum`: the decoded bytes; `stored_length`, `stored_checksum`, `codec`:
-    the bytes as they lie in the place. `owner_pid`: whose process may still be writing while the state is FILLING.
+    the bytes as they lie in the place. `owner_pid`: whose process may still be writing while FILLING. On NVMe only: `content`, fingerprint of the
+    content key; `base`, what the piece refers to, or in a write may refer to.
     """
 
     digest: bytes
@@ -126,6 +140,8 @@ class Record:
     heat: int = 0
     leased: bool = False
     flags: int = 0
+    content: int = 0
+    base: Base | None = None
     owner_pid: int = 0
     state: State = State.READY
 
@@ -157,6 +173,7 @@ def pack(record: Record) -> bytes:
         len(record.key),
         len(place),
         record.flags,
+        record.content,
     )
     mutable = _MUTABLE.pack(
         MAGIC,
@@ -227,7 +244,7 @@ def pack_ready(filling: FillingColumns, checksum: int) -> bytes:
     header = _HEADER.pack(
         int(filling.generations[0]), filling.digest, filling.fingerprints.tobytes(), filling.parents.tobytes(), key,
         filling.length, filling.length, place_checksum((extent,)), 0, 0, filling.valid_tokens,
-        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0,
+        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0, 0,
     )  # fmt: skip
     mutable = _MUTABLE.pack(
         MAGIC, VERSION, State.READY, 0, int(filling.heats[0]), 0, filling.owner_pid, filling.last_s, checksum, checksum,
@@ -243,7 +260,7 @@ def pack_continuation(record: Record, i: int) -> bytes:
     )
     header = _HEADER.pack(
         record.generation, bytes(32), record.fingerprint, ROOT, b"", 0, 0, 0,
-        record.group, record.shard, 0, 0, place[i].units, next_segment, next_start, 0, 0, 0, 0,
+        record.group, record.shard, 0, 0, place[i].units, next_segment, next_start, 0, 0, 0, 0, 0,
     )  # fmt: skip
     mutable = _MUTABLE.pack(MAGIC, VERSION, State.CONTINUED, 0, 0, 0, 0, 0.0, 0, 0)
     return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
@@ -261,7 +278,7 @@ def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
     )
     (
         generation, digest, fingerprint, parent, key, length, stored_length, stated_place, group, shard, valid_tokens,
-        depth, _, _, _, codec, key_bytes, extent_count, flags,
+        depth, _, _, _, codec, key_bytes, extent_count, flags, content,
     ) = _HEADER.unpack_from(raw, HEADER_OFFSET)  # fmt: skip
     if extent_count != len(place) or stated_place != place_checksum(place):
         raise Corrupt(f"record does not vouch for its place: extents={len(place)}")
@@ -288,18 +305,10 @@ def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
         heat=heat,
         leased=leased != 0,
         flags=flags,
+        content=content,
         owner_pid=owner_pid,
         state=State(state),
     )
-
-
-def pack_value(record: Record) -> bytes:
-    """Record and place in one: the value of an LMDB record."""
-    return pack(record) + pack_place(record.place)
-
-
-def unpack_value(raw: bytes) -> Record:
-    return unpack(raw[:RECORD_BYTES], unpack_place(raw[RECORD_BYTES:]))
 
 
 def place_bytes(place: Place) -> int:

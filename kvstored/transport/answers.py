@@ -36,6 +36,7 @@ def match_message(found: Match) -> pb.MatchResponse:
         replay_tokens=found.replay_tokens,
         tier_blocks=found.tier_blocks,
         miss_reason=found.miss_reason,
+        lossy_blocks=found.lossy_blocks,
         advice=None if found.advice is None else _advice_message(found.advice),
     )
 
@@ -109,6 +110,7 @@ def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
         assert len(block.pieces) == groups, "one piece or none for every selected group"
     packed = pack_pieces(pieces)
     missed = next((b for b in grant.blocks if b.status is ReadStatus.MISS), None)
+    lossy = [int(block.lossy) for block in grant.blocks]
     return pb.AcquireResponse(
         lease=grant.lease,
         status=pack_u8([int(block.status) for block in grant.blocks]),
@@ -119,6 +121,7 @@ def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
         generations=pack_u64([block.generation for block in grant.blocks]),
         must_verify=pack_u8([int(block.must_verify) for block in grant.blocks]),
         miss_reason=str(missed.reason) if missed else "",
+        lossy=pack_u8(lossy) if any(lossy) else b"",
         tiers=pack_u8(
             [
                 NO_TIER if block.status is ReadStatus.MISS else int(block.tier)

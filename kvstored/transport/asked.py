@@ -94,6 +94,7 @@ class Asked:
             ttl_s=self._store.limits.fill_ttl(request.fill_ttl_ms / 1000),
             request_id=request_id_of(request.request_id),
             hint=hint_of(request.hint) if request.HasField("hint") else NO_HINT,
+            contents=_contents(layout, request.content_keys, len(keys)),
         )
         return Put(session, layout, columns, call)
 
@@ -127,6 +128,7 @@ class Asked:
             keys=keys_of(layout, request.keys),
             groups_mask=mask_of(columns),
             ttl_s=self._store.limits.lease_ttl(request.lease_ttl_ms / 1000),
+            exact=request.exact,
         )
         wait_s = (
             0.0 if request.no_wait else self._store.limits.load_wait(request.deadline_ms / 1000)
@@ -137,6 +139,12 @@ class Asked:
 def columns_of(layout: Layout, groups_mask: int) -> tuple[int, ...]:
     """The groups that a call is about, in namespace order."""
     return selected_groups(groups_mask, layout.spec) if groups_mask else layout.required
+
+
+def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint64] | None:
+    if not packed:
+        return None
+    return block_keys.content_fingerprints(packed, keys, layout.seed)
 
 
 def keys_of(layout: Layout, keys: pb.Keys) -> KeyBatch:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvstored import __version__
 from kvstored.core.calls import Reason
+from kvstored.core.curve import Curve
 from kvstored.core.types import UNIT_BYTES, Fingerprints, KeyBatch, Layout, NamespaceId, TierId
 from kvstored.core.views import Holding, TierUse
 from kvstored.errors import InvalidArgument
@@ -44,6 +45,19 @@ class Surroundings:
     uptime_s: Callable[[], float]
     tier_facts: Callable[[TierId], TierFacts]
     broken: Mapping[TierId, int]
+
+
+def _what_if(curve: Curve) -> pb.WhatIf:
+    return pb.WhatIf(
+        span_s=curve.span_s,
+        blocks=curve.blocks,
+        flops=curve.flops,
+        sampled_share=curve.sampled_share,
+        points=[
+            pb.CurvePoint(capacity_bytes=round(units * UNIT_BYTES), blocks=blocks, flops=flops)
+            for units, blocks, flops in curve.points()
+        ],
+    )
 
 
 class Inspection:
@@ -103,6 +117,7 @@ class Inspection:
             recovering=bool(shell.catalog.recovering),
             counters={_counter(name): float(count) for name, count in shell.counts.items()},
             policy=self._around.policy,
+            what_if=_what_if(shell.catalog.books.asked.curve),
         )
 
     def _tier_message(self, use: TierUse, caller: Caller) -> pb.TierStat:
@@ -123,6 +138,7 @@ class Inspection:
             pinned_bytes=use.pinned_units * UNIT_BYTES,
             quarantined_bytes=use.quarantined_units * UNIT_BYTES,
             aside_bytes=use.aside_units * UNIT_BYTES,
+            kept_bytes=use.kept_units * UNIT_BYTES,
             fragmentation=use.fragmentation,
             state=facts.state,
             recovered=facts.recovered,
@@ -144,9 +160,14 @@ class Inspection:
                 plan=each.plan,
                 plain_bytes=each.plain_bytes,
                 stored_bytes=each.stored_bytes,
+                p_plain_bytes=each.p_plain_bytes,
+                p_stored_bytes=each.p_stored_bytes,
+                encode_s=each.encode_s,
+                decoded_bytes=each.decoded_bytes,
+                decode_s=each.decode_s,
             )
             for each in shell.tiers.coding.shown()
-            if each.digest in digests and each.plan
+            if each.digest in digests and (each.plan or each.decoded_bytes)
         ]
 
     async def _tree(self, request: pb.TreeRequest, caller: Caller) -> pb.TreeResponse:

@@ -219,7 +219,7 @@ class StoreService:
         layout = self._asked.layout(request.namespace, caller)
         keys = keys_of(layout, request.keys)
         valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
-        found = self._store.match(layout, keys, request.last_valid_tokens)
+        found = self._store.match(layout, keys, request.last_valid_tokens, exact=request.exact)
         self._store.goes_on(layout, conversation_of(request))
         if request.advise:
             found = self._store.advised(layout, keys, found, question_of(request))

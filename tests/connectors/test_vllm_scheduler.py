@@ -11,6 +11,7 @@ from kvstored.client import GroupKind, GroupSpec, Keys, Match
 from kvstored.clock import ManualClock
 from kvstored.connectors.vllm_plans import EngineLayout, GroupLayout, Plans
 from kvstored.connectors.vllm_scheduler import SchedulerSide, StoredEvents
+from kvstored.core.keys import content_keys, root
 
 from .conftest import spec_with
 
@@ -36,6 +37,11 @@ class Stored:
             hits, hits * TOKENS, hits * TOKENS, 0, (0, 1 if hits else 0, max(hits - 1, 0), 0), ""
         )
 
+    def content_keys(
+        self, tokens: Sequence[int], first_token: int, extra_keys: Sequence[bytes]
+    ) -> tuple[bytes, ...]:
+        return tuple(content_keys(root(bytes(32), extra_keys), tokens, TOKENS, first_token))
+
 
 @dataclass
 class Request:
@@ -46,6 +52,8 @@ class Request:
     num_computed_tokens: int = 0
     lora_request: object = None
     all_token_ids: list[int] = field(default_factory=list)
+    cache_salt: str | None = None
+    mm_features: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.all_token_ids = list(range(self.num_tokens))
@@ -93,6 +101,21 @@ def test_a_new_prompt_is_stored_block_by_block_as_it_is_computed() -> None:
         request.block_hashes[1],
         (((102,),), ((103,),)),
     )
+
+
+def test_what_is_stored_says_what_its_tokens_are_unless_they_are_not_all() -> None:
+    scheduler, request = side(Stored()), Request("r", 70)
+    admitted(scheduler, request)
+    (first,) = step(scheduler, request, 40).stores
+    (second,) = step(scheduler, request, 30).stores
+    told = content_keys(root(bytes(32)), request.all_token_ids[:64], TOKENS)
+    assert [*first.run.keys().content_keys, *second.run.keys().content_keys] == told
+    for number, other in enumerate(
+        (Request("s", 70, cache_salt="own"), Request("m", 70, mm_features=["an image"]))
+    ):
+        admitted(scheduler, other)
+        (salted,) = step(scheduler, other, 40).stores
+        assert salted.run.keys().content_keys == (), number
 
 
 def test_a_block_that_decode_fills_is_stored_when_it_seals() -> None:

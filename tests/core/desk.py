@@ -113,6 +113,7 @@ class Namer:
         last_valid_tokens: int = 0,
         ttl_s: float = 60.0,
         request_id: bytes = b"",
+        contents: Sequence[int] = (),
     ) -> Reserve:
         spec = self.layout.spec
         chosen = list(range(len(spec.groups))) if groups is None else sorted(groups)
@@ -134,6 +135,7 @@ class Namer:
             last_valid_tokens=last_valid_tokens,
             ttl_s=ttl_s,
             request_id=request_id,
+            contents=np.asarray(contents, dtype=np.uint64) if contents else None,
         )
 
     def acquire(
@@ -145,6 +147,7 @@ class Namer:
         groups: Sequence[int] | None = None,
         ttl_s: float = 60.0,
         load: bool = True,
+        exact: bool = False,
     ) -> Acquire:
         known = range(len(self.layout.spec.groups))
         return Acquire(
@@ -155,6 +158,7 @@ class Namer:
             groups_mask=sum(1 << g for g in (known if groups is None else groups)),
             ttl_s=ttl_s,
             load=load,
+            exact=exact,
         )
 
 
@@ -203,6 +207,7 @@ class Desk:
         last: int = 0,
         ttl_s: float = 60.0,
         request_id: bytes = b"",
+        contents: Sequence[int] = (),
     ) -> Reserved:
         """Reserves a chain of blocks, one a letter, below `under`."""
         parents = [under, *names[:-1]]
@@ -215,8 +220,10 @@ class Desk:
             last_valid_tokens=last,
             ttl_s=ttl_s,
             request_id=request_id,
+            contents=contents,
         )
         reserved = self.catalog.reserve(call, self.now_s)
+        self.catalog.tell_contents(call)
         self.catalog.check()
         return reserved
 
@@ -236,8 +243,11 @@ class Desk:
         groups: Sequence[int] | None = None,
         under: str | None = None,
         last: int = 0,
+        contents: Sequence[int] = (),
     ) -> list[FillStatus]:
-        reserved = self.begin(names, ns=ns, shard=shard, groups=groups, under=under, last=last)
+        reserved = self.begin(
+            names, ns=ns, shard=shard, groups=groups, under=under, last=last, contents=contents
+        )
         self.commit(reserved)
         return reserved.status
 

@@ -26,6 +26,7 @@ def found(
     hits: int = 0,
     last_s: float = 500.0,
     leased: bool = False,
+    lossy: bool = False,
 ) -> Recovered:
     low, high = desk.keys(name).fingerprints[0].tolist()
     above = (0, 0)
@@ -47,6 +48,7 @@ def found(
         heat=Heat.COLD,
         last_s=last_s,
         leased=leased,
+        lossy=lossy,
     )
 
 
@@ -69,6 +71,7 @@ def columns(pieces: Sequence[Recovered]) -> RecoveredColumns:
         hits=np.asarray([piece.hits for piece in pieces], dtype=np.uint32),
         last_s=np.asarray([piece.last_s for piece in pieces], dtype=np.float64),
         leased=np.asarray([piece.leased for piece in pieces], dtype=np.bool_),
+        content=np.asarray([piece.content for piece in pieces], dtype=np.uint64),
     )
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from kvstored.core.keys import (
     block_keys,
     chain,
+    content_fingerprints,
+    content_keys,
     fingerprint,
     key_batch,
     mix,
@@ -33,9 +35,38 @@ GOLDEN_KEYS = (
     "b3997fe53d7592d49cedcba94f7ef79af7fbfa5ff27c02b4c4b22c1dc50bac75",
     "ba15d8fc3085d49f01b418a256f7dd5165a0d77822772546cf4e48252f32a0bb",
 )
+GOLDEN_CONTENT_KEYS = (
+    "969674e344e705a14f8bb080bc54cb8b",
+    "fb1b5cfd88582e01681d73f053294e5c",
+    "f54caffe1a3e74938224db8296f91649",
+)
+GOLDEN_CONTENT_FINGERPRINT = 0x54495D66BAA74E93
 GOLDEN_MIX = "7c233fe3ae15bb7861e9081d8b06360c9133e8cb4efbd86b12547ade5d75fcd3"
 GOLDEN_FINGERPRINT = (0x47DF0A4C8CC3AF9E, 0xFEAE084C53CBBB2A)
 TOKENS = [1, 2, 3, 4, 0, 0xFFFF_FFFF, 7, 8, 9]
+
+
+def test_golden_content_keys() -> None:
+    tokens = [1, 2, 3, 4, 0, 4294967295, 7, 8, 9]
+    made = content_keys(root(DIGEST), tokens, 4)
+    assert [key.hex() for key in made] == list(GOLDEN_CONTENT_KEYS)
+    assert content_keys(root(DIGEST), tokens[4:8], 4, 4) == made[1:2], "from any block on"
+    assert content_fingerprints(made[0], 1, 42).tolist() == [GOLDEN_CONTENT_FINGERPRINT]
+
+
+def test_content_keys_differ_by_position_root_and_tokens_and_by_nothing_before() -> None:
+    tokens = [9, 9, 9, 9, 9, 9, 9, 9]
+    first, second = content_keys(root(DIGEST), tokens, 4)
+    assert first != second
+    assert content_keys(root(DIGEST), [1, 2, 3, 4, 9, 9, 9, 9], 4)[1] == second
+    assert content_keys(root(DIGEST, [b"salt"]), tokens, 4)[0] != first
+    assert content_keys(root(DIGEST), [9, 9, 9, 8], 4)[0] != first
+
+
+def test_zeros_are_no_content_key_and_a_wrong_number_is_refused() -> None:
+    assert content_fingerprints(bytes(32), 2, 42).tolist() == [0, 0]
+    with pytest.raises(InvalidArgument, match="bytes=31 keys=2"):
+        content_fingerprints(bytes(31), 2, 42)
 
 
 def test_golden_root() -> None:

@@ -113,10 +113,15 @@ def lived(policy: str, seed: int, *, looks: bool) -> list[tuple[str, Reason]]:
     return gone
 
 
+OF_LISTS = ("arc", "s3fifo", "wa")
+"""Which of their lists yields is decided only when something leaves."""
+
+
 def test_what_is_shown_first_leaves_first() -> None:
+    exact = [policy for policy in POLICIES if policy not in OF_LISTS]
     for seed in range(40):
         random = Random(seed)
-        desk = Desk(dram=30, policy=random.choice(POLICIES), high=0.6, low=0.4)
+        desk = Desk(dram=30, policy=random.choice(exact), high=0.6, low=0.4)
         for i in range(8):
             desk.now_s += 1
             desk.put("".join(chr(65 + 4 * i + j) for j in range(random.randrange(1, 4))))

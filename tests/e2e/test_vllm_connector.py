@@ -81,6 +81,8 @@ class Request:
     num_computed_tokens: int = 0
     lora_request: object = None
     all_token_ids: list[int] = field(default_factory=list)
+    cache_salt: str | None = None
+    mm_features: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.all_token_ids = [self.seed * 1000 + i for i in range(self.num_tokens)]

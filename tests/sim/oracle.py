@@ -13,6 +13,7 @@ class LeafLru:
     def __init__(self, capacity_blocks: int | None) -> None:
         self.capacity_blocks = capacity_blocks
         self.evicted_blocks = 0
+        self.written_blocks = 0
         self.stored: OrderedDict[int, None] = OrderedDict()
 
     def request(self, ts_s: float, block_ids: BlockIds, hint: Hint = NO_HINT) -> Served:

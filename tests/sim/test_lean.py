@@ -25,7 +25,7 @@ def test_the_lean_model_evicts_what_the_core_evicts(
     tmp_path: Path, policy: str, capacity: int, hinted: bool
 ) -> None:
     trace = random_kvt1(tmp_path / "trace", 7, requests=400)
-    lean = LeanModel(policy=policy, capacity_blocks=capacity)
+    lean = LeanModel(policy=policy, capacity_blocks=capacity, block_tokens=trace.block_tokens)
     core = CoreModel(trace, policy=policy, capacity_blocks={TierId.DRAM: capacity})
     for row, request in enumerate(trace):
         hint = Hint(output_tokens=100 * (row % 9), session=str(row % 5)) if hinted else Hint()
@@ -42,7 +42,7 @@ def test_the_same_trace_gives_the_same_evictions_and_prefixes_stay_whole(
     trace = random_kvt1(tmp_path / "trace", 3, requests=400)
     orders: list[list[int]] = [[], []]
     for order in orders:
-        model = LeanModel(policy=policy, capacity_blocks=25, evictions=order)
+        model = LeanModel(policy=policy, capacity_blocks=25, block_tokens=512, evictions=order)
         for request in trace:
             model.request(request.ts_s, request.block_ids)
             model.tree.check()
@@ -54,7 +54,7 @@ def test_the_same_trace_gives_the_same_evictions_and_prefixes_stay_whole(
 @pytest.mark.parametrize("policy", ["lru", "composite"])
 def test_before_anything_is_learned_the_composite_is_leaf_lru(tmp_path: Path, policy: str) -> None:
     trace = random_kvt1(tmp_path / "trace", 5, requests=24)
-    model, oracle = LeanModel(policy=policy, capacity_blocks=12), LeafLru(12)
+    model, oracle = LeanModel(policy=policy, capacity_blocks=12, block_tokens=512), LeafLru(12)
     for request in trace:
         ours = model.request(request.ts_s, request.block_ids)
         assert ours.hits == oracle.request(request.ts_s, request.block_ids).hits

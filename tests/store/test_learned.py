@@ -24,7 +24,7 @@ def fresh(policy: str = "composite") -> Policy:
 
 
 def taught(tmp_path: Path) -> Policy:
-    model = LeanModel(policy="composite", capacity_blocks=30)
+    model = LeanModel(policy="composite", capacity_blocks=30, block_tokens=512)
     for row, request in enumerate(random_kvt1(tmp_path / "trace", 1, requests=200)):
         hint = Hint(output_tokens=100 * row, category="chat" if row % 2 else "agent", priority=1)
         model.request(request.ts_s, request.block_ids, hint)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from kvstored.clock import ManualClock
 from kvstored.codec.frame import Codec
 from kvstored.codec.planner import Goal
+from kvstored.core.columnar import Places
 from kvstored.core.types import GroupKind, GroupSpec, Layout, NamespaceId, NamespaceSpec
 from kvstored.errors import Corrupt
+from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import ref_of
+from kvstored.tiers.base import PieceRun, ref_of
 from kvstored.tiers.coding import Coding
 from kvstored.tiers.disk import Disk, Options
 from kvstored.tiers.record import Record
@@ -145,3 +147,17 @@ def test_a_frame_that_changed_on_the_disk_is_corrupt(disk: Disk, tmp_path: Path)
         slab.write(b"\xff\x00\xff\x00")
     with pytest.raises(Corrupt):
         read_one(disk, stored)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_coded_blocks_come_back_as_a_run_of_any_length(disk: Disk, count: int) -> None:
+    # Of a run of one the records were read-only, and no coded block above 2 MiB could be loaded: each is a run of its own.
+    numbers = [6 * (i + 1) for i in range(count)]
+    stored = [write_one(disk, record_of(n, block(), at=70 * n), [block()]) for n in numbers]
+    fingerprints = np.frombuffer(b"".join(record.fingerprint for record in stored), dtype="<u8")
+    places = Places(*np.array([record.place[0] for record in stored], dtype=np.int64).T)
+    slots = [slabs.aligned(FULL_BYTES) for _ in stored]
+    came = disk.read_run(PieceRun(fingerprints.reshape(-1, 2), places, FULL_BYTES, slots))
+    assert not came.faults
+    for slot in slots:
+        np.testing.assert_array_equal(slot, block())

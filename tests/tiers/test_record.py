@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kvstored.core.types import Extent, Place
 from kvstored.errors import Corrupt
 from kvstored.tiers import record as layout
-from kvstored.tiers.record import RECORD, RECORD_BYTES, Record, State
+from kvstored.tiers.record import RECORD, RECORD_BYTES, Base, Record, State
+from kvstored.tiers.values import LOSSY, pack_value, unpack_value
 
 GOLDEN = Path(__file__).parent / "golden"
 u64 = st.integers(0, 2**64 - 1)
@@ -76,7 +77,18 @@ records = st.builds(
     last_s=st.floats(allow_nan=False),
     heat=u8,
     leased=st.booleans(),
-    flags=u8,
+    flags=st.integers(0, 127).map(lambda value: 2 * value),
+    content=u64,
+    base=st.none()
+    | st.builds(
+        Base,
+        fingerprint=st.binary(min_size=16, max_size=16),
+        place=places,
+        stored_length=st.integers(0, 2**31 * 4096),
+        stored_checksum=u64,
+        checksum=u64,
+        codec=u8,
+    ),
     owner_pid=u32,
     state=st.sampled_from([State.FREE, State.FILLING, State.READY]),
 )
@@ -100,14 +112,14 @@ def test_a_record_is_256_bytes_and_the_dtype_agrees_with_the_struct() -> None:
 @settings(deadline=None)
 @given(records)
 def test_every_record_survives_packing(record: Record) -> None:
-    assert layout.unpack_value(layout.pack_value(record)) == record
+    assert unpack_value(pack_value(record)) == record
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_unpack_or_are_corrupt(raw: bytes) -> None:
     with pytest.raises(Corrupt):
-        layout.unpack_value(raw)
+        unpack_value(raw)
 
 
 @settings(deadline=None)
@@ -115,11 +127,11 @@ def test_any_bytes_unpack_or_are_corrupt(raw: bytes) -> None:
 def test_a_flipped_bit_is_corrupt_or_lies_in_the_mutable_fields(
     data: st.DataObject, record: Record
 ) -> None:
-    raw = bytearray(layout.pack_value(record))
+    raw = bytearray(pack_value(record))
     at = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[at // 8] ^= 1 << (at % 8)
     try:
-        read = layout.unpack_value(bytes(raw))
+        read = unpack_value(bytes(raw))
     except Corrupt:
         return
     assert at // 8 < 40
@@ -163,9 +175,29 @@ def _opens(raw: bytes, place: Place) -> bool:
 
 def test_counters_are_patched_without_the_header_checksum() -> None:
     record = golden_records()[1]
-    raw = bytearray(b"ab" + layout.pack_value(record))
+    raw = bytearray(b"ab" + pack_value(record))
     layout.patch_counters(raw, 2, hits=77, last_s=3.5, heat=1)
-    assert layout.unpack_value(bytes(raw[2:])) == replace(record, hits=77, last_s=3.5, heat=1)
+    assert unpack_value(bytes(raw[2:])) == replace(record, hits=77, last_s=3.5, heat=1)
+
+
+def golden_reference() -> Record:
+    """A piece that refers to another one, in two extents, and is not exact."""
+    base = Base(
+        fingerprint=bytes(range(50, 66)),
+        place=(Extent(1, 7, 3), Extent(0, 99, 8)),
+        stored_length=43_000,
+        stored_checksum=0x1122334455667788,
+        checksum=0x8877665544332211,
+        codec=2,
+    )
+    one = golden_records()[0]
+    return replace(one, codec=2, flags=LOSSY, content=0xABCDEF0123456789, base=base)
+
+
+def test_the_golden_record_of_a_reference_opens() -> None:
+    value = (GOLDEN / "record-reference-v1.bin").read_bytes()
+    assert unpack_value(value) == golden_reference()
+    assert pack_value(golden_reference()) == value
 
 
 def test_the_golden_records_of_version_1_open() -> None:
@@ -173,8 +205,8 @@ def test_the_golden_records_of_version_1_open() -> None:
     sizes = [RECORD_BYTES + 12 * len(record.place) for record in golden_records()]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     values = [raw[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    assert [layout.unpack_value(value) for value in values] == golden_records()
-    assert [layout.pack_value(record) for record in golden_records()] == values
+    assert [unpack_value(value) for value in values] == golden_records()
+    assert [pack_value(record) for record in golden_records()] == values
 
 
 def test_digests_of_keeps_trailing_zero_bytes() -> None:

@@ -28,7 +28,8 @@ class Article(Ranked):
         depth = tree.depth[at].astype(np.float64)
         cost = 1.0 + 0.3 * depth / _DEPTH_SCALE_BLOCKS
         bonus_s = BONUS_S * np.log2(1.0 + hits) * cost
-        ms = ((max(now_s, 0.0) + bonus_s) * 1000.0).astype(np.int64)
+        used_s = np.minimum(blocks.last_s[at], now_s)
+        ms = ((np.maximum(used_s, 0.0) + bonus_s) * 1000.0).astype(np.int64)
         shared = (hits > 0) | (tree.children[at] > 1)
         class_ = np.where(self._ledger.are_sinks(at), 2, shared).astype(np.int64)
         order = np.arange(len(rows)) % (1 << _ORDER_BITS)

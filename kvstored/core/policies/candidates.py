@@ -1,20 +1,21 @@
 """Copies that may be evicted, by class and weight: the longest and the shortest unused one of each is found in O(log n).
 
-Within a class the worth of a copy depends on its age alone, and the worst is most often at one of the ends. Entries are never searched: one
-that does not say any more what is true of its copy is dropped when it comes up. The ends are kept in columns, so that the worst of all
-classes is found by array calls, and looked at again only where something changed.
+Within a class the worth of a copy depends on its age alone, and the worst is most often at one of the ends. The ends are kept in columns, so
+that the worst of all classes is found by array calls, and looked at again only where something changed. An entry that does not say any more
+what is true of its copy is dropped when it comes up.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.policies.ages import Ages
 from kvstored.core.policies.hazard import EDGES, Floats
 
-Entry = tuple[float, int, int, int]
-"""Start and number of the spell, rank, row of the copy: of one age the spell that began first leaves first."""
+_EDGES = EDGES.tolist()
 _SLACK = 256
 _GROWTH = 64
 
@@ -22,128 +23,138 @@ _GROWTH = 64
 class _Slot:
     """Copies of one class and weight. `at`: the places of its oldest and its newest one in the columns."""
 
-    __slots__ = ("at", "newest", "oldest", "size_max")
+    __slots__ = ("ages", "at", "class_", "size_max", "worth")
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, class_: int, weight: int, at: int) -> None:
+        self.class_ = class_
+        self.worth = 2.0 ** (weight / 2)
         self.at = at
-        self.oldest: list[Entry] = []
-        self.newest: list[Entry] = []
-        """With start and spell negated."""
+        self.ages = Ages()
         self.size_max = _SLACK
 
 
 class Candidates:
-    """Of one tier and budget. `is_true(spell, row)`: whether an entry still says what is, and the copy may be evicted."""
+    """Of one tier and budget. `times(spell, row)`: when the spell began and the last use; None where the entry does not say any more what
+    is, or the copy may not be evicted."""
 
-    def __init__(self, is_true: Callable[[int, int], bool]) -> None:
-        self._is_true = is_true
-        self._slots: dict[int, dict[int, _Slot]] = {}
-        self._changed: set[int] = set()
-        self._entries: list[Entry | None] = []
+    def __init__(self, times: Callable[[int, int], tuple[float, float] | None]) -> None:
+        self._times = times
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._by_place: list[_Slot] = []
+        self._changed: set[_Slot] = set()
         self._start_s = np.zeros(0)
+        self._last_s = np.zeros(0)
+        self._worth = np.zeros(0)
         self._class = np.zeros(0, dtype=np.int32)
         self._weight = np.zeros(0)
         self._is_empty: NDArray[np.bool_] = np.ones(0, dtype=np.bool_)
+        self._rated_s = -inf
+        self._rates: Floats | None = None
+        """Time and tables of which `_worth` tells."""
 
-    def push(self, class_: int, weight: int, entry: Entry) -> None:
-        """`weight`: the worth of a hit a byte, as a power of two in halves."""
-        slots = self._slots.setdefault(class_, {})
-        slot = slots.get(weight)
+    def push(self, class_: int, weight: int, spell: int, row: int) -> None:
+        """`weight`: the worth of a hit a byte, as a power of two in halves. Spells are numbered as they begin."""
+        slot = self._slots.get((class_, weight))
         if slot is None:
-            slot = slots[weight] = self._added(class_, weight)
-        start_s, spell, rank, row = entry
-        heappush(slot.oldest, entry)
-        heappush(slot.newest, (-start_s, -spell, rank, row))
-        self._changed.add(class_)
-        if len(slot.oldest) > slot.size_max or len(slot.newest) > slot.size_max:
+            slot = self._slots[class_, weight] = self._added(class_, weight)
+        slot.ages.add(spell, row)
+        self._changed.add(slot)
+        if len(slot.ages) > slot.size_max:
             self._sweep(slot)
 
-    def changed(self, class_: int) -> None:
-        """Some copies of this class are no candidates any more."""
-        self._changed.add(class_)
+    def remove(self, class_: int, weight: int, spell: int, row: int) -> None:
+        """It is no candidate any more; where that is not said it is found out when it comes up."""
+        slot = self._slots.get((class_, weight))
+        if slot is not None:
+            slot.ages.remove(spell, row)
+            self._changed.add(slot)
 
-    def oldest(self, last_use: Callable[[int], float]) -> int | None:
-        """The row that is unused for longest: a spell may begin later, as where a branch is superseded."""
-        while True:
-            self._look_again()
-            ends = [(at, entry) for at, entry in enumerate(self._entries) if entry is not None]
-            stale = [at for at, entry in ends if not self._is_true(entry[1], entry[3])]
-            if not stale:
-                break
-            self._changed.update(self._class[stale].tolist())
-        found = [(last_use(entry[3]), entry) for _, entry in ends]
-        return min(found)[1][3] if found else None
+    def pop_oldest(self) -> int | None:
+        """The row that is unused for longest, taken out: a spell may begin later, as where a branch is superseded."""
+        return self._pop(self._oldest)
 
-    def worst(self, rates: Floats, now_s: float) -> int | None:
-        """The row of least rate times weight; of equals the oldest."""
+    def pop_worst(self, rates: Floats, now_s: float) -> int | None:
+        """The row of least rate times weight, taken out; of equals the oldest."""
+        if now_s != self._rated_s or rates is not self._rates:
+            self._rated_s, self._rates = now_s, rates
+            self._rate_all(rates, now_s)
+        return self._pop(lambda: self._worst(rates, now_s))
+
+    def _pop(self, choose: Callable[[], int]) -> int | None:
         while True:
-            self._look_again()
-            at = self._least(rates, now_s)
-            entry = None if at is None else self._entries[at]
-            if at is None or entry is None:
+            at = choose()
+            if at < 0:
                 return None
-            if self._is_true(entry[1], entry[3]):
-                return entry[3]
-            self._changed.add(
-                self._class.item(at)
-            )  # the copy went, or is in use, and nobody said so
+            slot = self._by_place[at >> 1]
+            spell, row = slot.ages.pop_last() if at & 1 else slot.ages.pop_first()
+            self._changed.add(slot)
+            if self._times(spell, row) is not None:
+                return row
 
-    def _least(self, rates: Floats, now_s: float) -> int | None:
-        """The place of it."""
-        count = len(self._entries)
-        if not count:
-            return None
-        bins = EDGES.searchsorted(now_s - self._start_s[:count], side="right")
-        worth = rates[self._class[:count], bins] * self._weight[:count]
-        worth[self._is_empty[:count]] = np.inf
-        best = int(worth.argmin())
-        least = worth.item(best)
-        if least == np.inf:
-            return None
-        equal = np.flatnonzero(worth == least).tolist()
-        if len(equal) == 1:
-            return best
-        return min((entry, at) for at in equal if (entry := self._entries[at]) is not None)[1]
+    def _worst(self, rates: Floats, now_s: float) -> int:
+        for slot in self._changed:
+            self._look(slot)
+            for at in (slot.at, slot.at + 1):
+                bin_ = bisect_right(_EDGES, now_s - self._start_s.item(at))
+                is_empty = self._is_empty.item(at)
+                self._worth[at] = inf if is_empty else rates.item(slot.class_, bin_) * slot.worth
+        self._changed.clear()
+        return self._least(self._worth)
 
-    def _look_again(self) -> None:
-        for class_ in self._changed:
-            for slot in self._slots.get(class_, {}).values():
-                oldest, newest = self._top(slot.oldest, 1), self._top(slot.newest, -1)
-                self._put(slot.at, oldest)
-                self._put(slot.at + 1, newest)
+    def _oldest(self) -> int:
+        self._look_all()
+        self._rated_s = -inf
+        return self._least(np.where(self._is_empty, inf, self._last_s))
+
+    def _least(self, values: Floats) -> int:
+        """Its place; -1 where there is none."""
+        if not len(values):
+            return -1
+        least = values.item(int(values.argmin()))
+        if least == inf:
+            return -1
+        return int(np.where(values == least, self._start_s, inf).argmin())
+
+    def _rate_all(self, rates: Floats, now_s: float) -> None:
+        self._look_all()
+        bins = EDGES.searchsorted(now_s - self._start_s, side="right")
+        self._worth = rates[self._class, bins] * self._weight
+        self._worth[self._is_empty] = inf
+
+    def _look_all(self) -> None:
+        for slot in self._changed:
+            self._look(slot)
         self._changed.clear()
 
-    def _top(self, heap: list[Entry], sign: int) -> Entry | None:
-        while heap:
-            start_s, spell, rank, row = heap[0]
-            if self._is_true(sign * spell, row):
-                return (sign * start_s, sign * spell, rank, row)
-            heappop(heap)
-        return None
-
-    def _put(self, at: int, entry: Entry | None) -> None:
-        self._entries[at] = entry
-        self._is_empty[at] = entry is None
-        if entry is not None:
-            self._start_s[at] = entry[0]
+    def _look(self, slot: _Slot) -> None:
+        """What is at its ends now: one that may not leave would hide those behind it."""
+        at, ages, times_of = slot.at, slot.ages, self._times
+        oldest = newest = None
+        while len(ages) and (oldest := times_of(*ages.first())) is None:
+            ages.pop_first()
+        while len(ages) > 1 and (newest := times_of(*ages.last())) is None:
+            ages.pop_last()
+        if oldest is None:
+            self._is_empty[at : at + 2] = True
+            return
+        self._is_empty[at : at + 2] = False
+        self._start_s[at], self._last_s[at] = oldest
+        self._start_s[at + 1], self._last_s[at + 1] = newest or oldest
 
     def _added(self, class_: int, weight: int) -> _Slot:
-        at = len(self._entries)
-        self._entries += [None, None]
-        if at == len(self._class):
-            more = max(_GROWTH, at)
-            self._start_s = np.concatenate([self._start_s, np.zeros(more)])
+        slot = _Slot(class_, weight, 2 * len(self._by_place))
+        self._by_place.append(slot)
+        if slot.at == len(self._class):
+            more = max(_GROWTH, slot.at)
+            for name in ("_start_s", "_last_s", "_worth", "_weight"):
+                setattr(self, name, np.concatenate([getattr(self, name), np.full(more, inf)]))
             self._class = np.concatenate([self._class, np.zeros(more, dtype=np.int32)])
-            self._weight = np.concatenate([self._weight, np.ones(more)])
             self._is_empty = np.concatenate([self._is_empty, np.ones(more, dtype=np.bool_)])
-        self._class[at : at + 2] = class_
-        self._weight[at : at + 2] = 2.0 ** (weight / 2)
-        return _Slot(at)
+        self._class[slot.at : slot.at + 2] = class_
+        self._weight[slot.at : slot.at + 2] = slot.worth
+        return slot
 
     def _sweep(self, slot: _Slot) -> None:
         """Entries that are no more true would otherwise stay as long as they do not come up."""
-        true = {each for each in slot.oldest if self._is_true(each[1], each[3])}
-        slot.oldest = sorted(true)
-        slot.newest = [(-start_s, -spell, rank, row) for start_s, spell, rank, row in true]
-        heapify(slot.newest)
-        slot.size_max = 2 * len(true) + _SLACK
+        slot.ages.keep(lambda spell, row: self._times(spell, row) is not None)
+        slot.size_max = 2 * len(slot.ages) + _SLACK

@@ -10,44 +10,44 @@ that has the same history leaves. Until the first tables are made this is leaf-f
 import json
 import struct
 from array import array
-from bisect import bisect_right
-from collections import OrderedDict
-from functools import partial
-from heapq import heappop, heappush
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 import numpy as np
 
-from kvstored.core.calls import Fingerprint, TouchEvent
-from kvstored.core.columns import FIRST, QUEUED
+from kvstored.core.calls import TouchEvent
+from kvstored.core.columns import FIRST
 from kvstored.core.hints import HINT_CLASSES_MAX, NO_HINT, Hint, HintClasses
 from kvstored.core.policies.base import Ledger, Peeking
-from kvstored.core.policies.candidates import Candidates
+from kvstored.core.policies.branches import Branches
 from kvstored.core.policies.ghosts import Ghost, Ghosts
-from kvstored.core.policies.hazard import HORIZON_S, Hazard
+from kvstored.core.policies.hazard import EDGES, HORIZON_S, Hazard
+from kvstored.core.policies.leaves import Leaves
 from kvstored.core.policies.rival import Rival
-from kvstored.core.policies.spans import Span, Spans
-from kvstored.core.types import Budget, Part, Rows, TierId
+from kvstored.core.policies.spans import (
+    BY_HINT,
+    COUNT_MAX,
+    FRESH,
+    NONE,
+    RETURNED,
+    SUPERSEDED,
+    Spans,
+)
+from kvstored.core.types import Budget, Rows, TierId
 from kvstored.errors import InvalidArgument
 
 COUNT_EDGES = (2, 3, 5, 9, 33)
 GAP_EDGES_S = (5.0, 30.0, 120.0)
-COUNTS, GAPS, SUPERSEDED_CLASSES = 6, 5, 4
-OF_COUNT = GAPS * HINT_CLASSES_MAX
+SIZE_EDGES_TOKENS = (512, 2048, 8192, 32_768)
+COUNTS, GAPS, SIZES, SUPERSEDED_CLASSES = 6, 5, 5, 4
+OF_GAP = SIZES * HINT_CLASSES_MAX
+OF_COUNT = GAPS * OF_GAP
 ORDINARY = COUNTS * OF_COUNT
-SESSIONS_MAX = 65_536
-FAN_OUT_MAX = 2
-"""A block that ever had more branches forks by nature: leaving one of them says nothing."""
-SUPERSEDED_MAX = 4096
-"""Spans of a branch that are superseded at once: bounds the time of a touch."""
+SIZED_USES = 2
+"""Up to so many uses it tells something how much came new at once."""
 SAME_REQUEST_S = 5.0
 """A hint (begin of a request, touch) so soon after a use belongs to it."""
-SUPERSEDED, RETURNED, BY_HINT = 1, 2, 4
-_COUNT_MAX = 60_000
 _HEAD = struct.Struct("<I")
-
-Key = tuple[int, int]
-"""Tier and budget."""
 
 
 class Composite(Peeking):
@@ -60,92 +60,84 @@ class Composite(Peeking):
         self._hazard = Hazard(ORDINARY + SUPERSEDED_CLASSES, OF_COUNT + 1, _group_of)
         self._rival = Rival()
         self._hints = HintClasses()
-        self._leaves: dict[Key, Candidates] = {}
-        self._firsts: dict[Key, list[tuple[int, int]]] = {}
+        self._leaves = Leaves(ledger, self._spans)
         self._touches = 1
         self._held = 0
         """Blocks that are stored."""
-        self._last_spell = 0
-        self._sessions: OrderedDict[str, Fingerprint] = OrderedDict()
-        """The block where the last path of a session ended."""
+        self._spell = 0
+        self._found_spell = -(1 << 62)
+        """What was here before a start was used before all else."""
+        self._branches = Branches(ledger, self._spans, self._supersede)
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
-        copies = self._ledger.copies
-        copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
-        self._touches += len(rows)
-        self._spans.ensure(self._ledger.blocks.capacity)
+        copies, spans = self._ledger.copies, self._spans
+        if event is TouchEvent.HINT and self._was_just_used(rows, now_s):
+            return
+        copies.rank[rows] = self._touches
+        self._touches += 1
+        spans.ensure(self._ledger.blocks.capacity)
+        blocks = copies.block[rows]
         if event is TouchEvent.STORED:
-            self._stored(self._spans.unknown(copies.block[rows]), now_s)
+            self._stored(spans.unknown(blocks), now_s)
+        elif event is TouchEvent.FOUND:
+            self._found(spans.unknown(blocks), now_s)
         else:
-            self._used(self._spans.along(copies.block[rows]), event, now_s)
+            self._used(spans.along(blocks), event, now_s)
 
     def offer(self, row: int) -> None:
-        copies = self._ledger.copies
-        if not copies.flags.item(row) & QUEUED:
-            copies.flags[row] |= QUEUED
-            span = self._spans.of(copies.block.item(row))
-            assert span is not None, "a copy that was never stored is offered"
-            if row not in span.rows:
-                span.rows += (row,)
-            self._push(span, row)
-            if copies.flags.item(row) & FIRST:
-                self._push_first(row)
+        self._leaves.offer(row)
 
     def first(self, rows: Rows) -> None:
-        flags = self._ledger.copies.flags
-        fresh = rows[flags[rows] & FIRST == 0]
-        flags[fresh] |= FIRST
-        for row in fresh[flags[fresh] & QUEUED != 0].tolist():
-            self._push_first(row)
+        self._leaves.first(rows)
 
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
-        copies, key = self._ledger.copies, (int(tier), int(budget))
-        while True:
-            row = self._worst(key, now_s)
-            if row is None:
-                return None
-            copies.flags[row] &= ~QUEUED & 0xFF
-            span = self._spans.of(copies.block.item(row))
-            assert span is not None, "a queued copy has a history"
-            self._leaves[key].changed(span.class_)
-            if self._ledger.is_evictable(row):
-                return row
+        is_learned = self._hazard.is_learned and not self._rival.is_ahead
+        rates = self._hazard.rates if is_learned else None
+        return self._leaves.pop((int(tier), int(budget)), rates, now_s)
 
     def follow(self, rows: Rows) -> int:
         """The part of the run that was always used together: of one class and age."""
         copies = self._ledger.copies
-        block = copies.block.item(rows[0])
+        block = copies.block.item(rows.item(0))
         span = self._spans.of(block)
-        assert span is not None, "a victim has a history"
-        flags = copies.flags[rows[: self._spans.size_down_to(span, block)]] & FIRST
+        assert span != NONE, "a victim has a history"
+        count = min(len(rows), self._spans.size_down_to(span, block))
+        if not self._leaves.had_first:
+            return count
+        flags = copies.flags[rows[:count]] & FIRST
         same = flags == flags[0]
-        return len(same) if same.all() else int(np.argmin(same))
+        return count if same.all() else int(np.argmin(same))
 
     def forget(self, blocks: Rows) -> None:
-        for span, lost in self._spans.cut(blocks):
+        spans = self._spans
+        for span, lost in spans.cut(blocks):
             lows = array("Q", self._ledger.fingerprints_of(lost)[::-1, 0].tolist())
-            ghost = Ghost(lows, span.class_, span.start_s, span.last_s, span.uses, span.marks)
-            for gone in self._ghosts.add(ghost, below=span.ghost):
+            ghost = Ghost(
+                lows,
+                spans.class_[span],
+                spans.start_s[span],
+                spans.last_s[span],
+                spans.uses[span],
+                spans.marks[span],
+            )
+            for gone in self._ghosts.add(ghost, below=spans.ghost[span]):
                 self._rival.forgotten(len(gone.lows), gone.last_s)
-            span.ghost = lows[0]
+            spans.ghost[span] = lows[0]
             self._held -= len(lost)
-            for leaves in self._leaves.values():
-                leaves.changed(span.class_)
 
     def hint(self, rows: Rows, hint: Hint, now_s: float) -> None:
         if hint == NO_HINT or not len(rows):
             return
         path = self._spans.along(self._ledger.copies.block[rows])
         if hint.session and path:
-            self._turned(hint.session, path[0][1], now_s)
+            self._branches.turned(hint.session, path[0][1], now_s)
         kind = self._hints.number(hint)
+        classes = self._spans.class_
         for span, block in path if kind else ():
-            if span.class_ < ORDINARY and span.class_ % HINT_CLASSES_MAX != kind:
+            before = classes[span]
+            if before < ORDINARY and before % HINT_CLASSES_MAX != kind:
                 self._split(span, block)
-                before = span.class_
-                span.class_ += kind - before % HINT_CLASSES_MAX
-                self._hazard.rename(before, span.class_, span.start_s, span.size)
-                self._moved(span, before)
+                self._rename(span, before + kind - before % HINT_CLASSES_MAX)
 
     def dump(self, now_s: float) -> bytes:
         said = json.dumps(self._hints.said()).encode()
@@ -168,27 +160,32 @@ class Composite(Peeking):
 
     # ---- uses
 
-    def _stored(self, blocks: list[int], now_s: float) -> None:
-        """Blocks that are new here, though perhaps they come back: a path from its head, or many in any order, as after a restart."""
-        if not blocks:
+    def _was_just_used(self, rows: Rows, now_s: float) -> bool:
+        """By the request that a hint tells of: its tail was, and so was all above."""
+        span = self._spans.of(self._ledger.copies.block.item(rows.item(0))) if len(rows) else NONE
+        return span != NONE and now_s - self._spans.last_s[span] <= SAME_REQUEST_S
+
+    def _stored(self, at: Rows, now_s: float) -> None:
+        """Blocks that are new here, though perhaps they come back: a path from its head, or many in any order."""
+        if not len(at):
             return
         tree = self._ledger.tree
-        at = np.asarray(blocks, dtype=np.int32)
-        if len(at) > 1 and (tree.parent[at[1:]] != at[:-1]).any():
-            at = at[
-                np.lexsort((tree.depth[at], tree.node[at]))
-            ]  # runs of the tree, each from its head
-            blocks = at.tolist()
-        above = tree.parent[at].tolist()
+        above_of = tree.parent[at]
+        is_path = len(at) == 1 or bool((above_of[1:] == at[:-1]).all())
+        if not is_path:
+            # runs of the tree, each from its head
+            at = at[np.lexsort((tree.depth[at], tree.node[at]))]
+            above_of = tree.parent[at]
+        blocks = at.tolist()
+        above = above_of.tolist()
         lows = self._ledger.fingerprints_of(at)[:, 0].tolist()
         self._hazard.blocks += len(blocks)
-        begin = 0
+        begin, is_known = 0, not self._ghosts.are_none_of(lows)
         while begin < len(blocks):
             if not begin or above[begin] != blocks[begin - 1]:
-                parent = self._spans.of(above[begin]) if above[begin] >= 0 else None
-                self._hazard.requests += parent is None or parent.last_s != now_s
-            ghost = self._ghosts.take(lows[begin])
-            end = begin + 1
+                self._asked(above[begin], now_s)
+            ghost = self._ghosts.take(lows[begin]) if is_known else None
+            end = len(blocks) if is_path and not is_known else begin + 1
             while end < len(blocks) and above[end] == blocks[end - 1]:
                 if ghost is None:
                     if lows[end] in self._ghosts:
@@ -199,184 +196,183 @@ class Composite(Peeking):
             if ghost is not None and end - begin < len(ghost.lows):
                 self._ghosts.add(ghost._replace(lows=ghost.lows[end - begin :]))
             self._grow(blocks[begin:end], above[begin], ghost, now_s)
+            if end == len(blocks) or above[end] != blocks[end - 1]:
+                self._size_up(blocks[end - 1], now_s)
             begin = end
         self._held += len(blocks)
 
+    def _asked(self, above: int, now_s: float) -> None:
+        """New blocks below this one are part of a request that was counted, if it was used just now."""
+        span = self._spans.of(above)
+        was_used = span != NONE and now_s - self._spans.last_s[span] <= SAME_REQUEST_S
+        self._hazard.requests += not was_used
+
     def _grow(self, blocks: list[int], parent: int, ghost: Ghost | None, now_s: float) -> None:
-        """New blocks, all of one history, hang below a parent (-1: none)."""
+        """Blocks of one history, new here, hang below a parent (-1: none)."""
+        spans = self._spans
         uses, gap_s, marks = 1, -1.0, 0
         if ghost is not None:
-            uses, gap_s = min(ghost.uses + 1, _COUNT_MAX), now_s - ghost.last_s
+            uses, gap_s = min(ghost.uses + 1, COUNT_MAX), now_s - ghost.last_s
             marks = _returned(ghost.marks)
             self._rival.used(len(blocks), ghost.last_s, now_s, was_stored=False)
             if now_s - ghost.start_s <= HORIZON_S:
                 self._hazard.used(ghost.class_, ghost.start_s, now_s, len(blocks))
         else:
             self._rival.began(len(blocks), now_s)
-        class_ = _class(uses, gap_s)
-        above = self._spans.of(parent) if parent >= 0 else None
-        is_end = above is not None and above.tail == parent and not above.kids
-        if above is not None and is_end and _goes_on(above, class_, uses, marks, now_s):
-            self._spans.extend(above, blocks)
-            self._hazard.begin(class_, now_s, len(blocks))
+        above, class_ = spans.of(parent), _class(uses, gap_s)
+        if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
+            spans.extend(above, blocks)
+            self._hazard.begin(spans.class_[above], spans.start_s[above], len(blocks))
             return
-        span = self._spans.make(blocks)
-        span.uses, span.marks, span.last_s = uses, marks, now_s
+        span = spans.make(blocks)
+        spans.uses[span], spans.marks[span], spans.last_s[span] = uses, marks | FRESH, now_s
         self._begin(span, class_, now_s)
-        if above is None:
+        if above == NONE:
             return
-        if above.tail != parent:
+        if spans.tail[above] != parent:
             self._split(above, parent)
-        if ghost is None or not above.kids:
-            above.kids += 1
-        self._leave(above, blocks[0], now_s)
+        if ghost is None or not spans.kids[above]:
+            spans.kids[above] = min(spans.kids[above] + 1, COUNT_MAX)
+        self._branches.leave(above, blocks[0], now_s)
 
-    def _used(self, path: list[tuple[Span, int]], event: TouchEvent, now_s: float) -> None:
+    def _goes_on(
+        self, span: int, parent: int, class_: int, uses: int, marks: int, now_s: float
+    ) -> bool:
+        """A span that was stored by the same request with the same history and ends here: one path comes in parts."""
+        spans = self._spans
+        is_end = spans.tail[span] == parent and not spans.kids[span]
+        same = spans.class_[span] // OF_GAP == class_ // OF_GAP and spans.uses[span] == uses
+        is_now = now_s - spans.start_s[span] <= SAME_REQUEST_S
+        return is_end and same and spans.marks[span] == marks and is_now
+
+    def _size_up(self, block: int, now_s: float) -> None:
+        """What was stored by one request down to this block is of the class of its length in all, in whatever parts it came."""
+        spans, ledger, fresh, tokens = self._spans, self._ledger, list[int](), 0
+        while (span := spans.of(block)) != NONE and spans.marks[span] & FRESH:
+            if now_s - spans.start_s[span] > SAME_REQUEST_S or spans.class_[span] >= ORDINARY:
+                break
+            fresh.append(span)
+            tokens += spans.size[span] * ledger.blocks.valid.item(spans.head[span])
+            block = ledger.tree.parent.item(spans.head[span])
+        size = bisect_left(SIZE_EDGES_TOKENS, tokens) * HINT_CLASSES_MAX
+        for span in fresh:
+            before = spans.class_[span]
+            class_ = before - before % OF_GAP + size + before % HINT_CLASSES_MAX
+            if class_ != before:
+                self._rename(span, class_)
+
+    def _found(self, blocks: Rows, now_s: float) -> None:
+        """Blocks that were here before a restart: whole runs of the tree, cut only where their ages differ, as far as ages are told
+        apart. Nothing was asked for."""
+        tree, spans, last_s = self._ledger.tree, self._spans, self._ledger.blocks.last_s
+        for block in blocks.tolist():
+            if spans.of(block) != NONE:
+                continue
+            run = spans.unknown_run(block)
+            ages = EDGES.searchsorted(now_s - last_s[run], side="right")
+            cuts = [0, *(np.flatnonzero(np.diff(ages)) + 1).tolist(), len(run)]
+            for begin, end in pairwise(cuts):
+                span = spans.make(run[begin:end].tolist())
+                used_s = min(last_s.item(run.item(end - 1)), now_s)
+                spans.last_s[span] = used_s
+                self._hazard.begin(0, used_s, end - begin)
+                self._found_spell += 1
+                spans.spell[span], spans.start_s[span] = self._found_spell, used_s
+                self._rival.found(end - begin, used_s)
+                children = tree.children.item(run.item(end - 1))
+                spans.kids[span] = min(children, COUNT_MAX)
+            self._held += len(run)
+
+    def _used(self, path: list[tuple[int, int]], event: TouchEvent, now_s: float) -> None:
         """Spans, tail to head, each with the deepest of its blocks that was used."""
-        is_fresh = False
+        spans, is_hint = self._spans, event is TouchEvent.HINT
+        last_s, marks = spans.last_s, spans.marks
+        fresh: list[int] = []
         for span, block in path:
-            is_same = now_s - span.last_s <= SAME_REQUEST_S
-            if event is TouchEvent.HINT:
+            is_same = now_s - last_s[span] <= SAME_REQUEST_S
+            if is_hint:
                 if is_same:
                     continue
-            elif span.marks & BY_HINT:
-                span.marks &= ~BY_HINT
+            elif marks[span] & BY_HINT:
+                marks[span] &= ~BY_HINT
                 if is_same:
                     continue
-            is_fresh = True
-            self._split(span, block)
-            self._use(span, event, now_s)
-        if is_fresh:
-            self._hazard.requests += 1
-            for (below, _), (span, _) in pairwise(path):
-                if self._ledger.tree.parent.item(below.head) == span.tail:
-                    self._leave(span, below.head, now_s)
+            if block != spans.tail[span]:
+                self._split(span, block)
+            fresh.append(span)
+        if not fresh:
+            return
+        self._hazard.requests += 1
+        self._use(fresh, BY_HINT if is_hint else 0, now_s)
+        parent = self._ledger.tree.parent
+        for (below, _), (span, _) in pairwise(path):
+            head = spans.head[below]
+            if spans.child[span] != head and parent.item(head) == spans.tail[span]:
+                self._branches.leave(span, head, now_s)
 
-    def _use(self, span: Span, event: TouchEvent, now_s: float) -> None:
-        self._hazard.blocks += span.size
-        gap_s = now_s - span.last_s
-        self._hazard.used(span.class_, span.start_s, now_s, span.size)
-        self._rival.used(span.size, span.last_s, now_s, was_stored=True)
-        span.uses = min(span.uses + 1, _COUNT_MAX)
-        span.last_s = now_s
-        span.marks = _returned(span.marks) | (BY_HINT if event is TouchEvent.HINT else 0)
-        self._begin(span, _class(span.uses, gap_s), now_s)
+    def _use(self, fresh: list[int], mark: int, now_s: float) -> None:
+        """What is learned is added up first: spans of one path share most of their past."""
+        spans = self._spans
+        class_, start_s, last_s, sizes = spans.class_, spans.start_s, spans.last_s, spans.size
+        ended: dict[tuple[int, float], int] = {}
+        used: dict[float, int] = {}
+        began: dict[int, int] = {}
+        for span in fresh:
+            size, before, started, last = sizes[span], class_[span], start_s[span], last_s[span]
+            spell, spans.spell[span] = spans.spell[span], self._next_spell()
+            ended[before, started] = ended.get((before, started), 0) + size
+            used[last] = used.get(last, 0) + size
+            uses = spans.uses[span] = min(spans.uses[span] + 1, COUNT_MAX)
+            size_kept = before % OF_GAP // HINT_CLASSES_MAX * HINT_CLASSES_MAX
+            after = _class(uses, now_s - last) + (size_kept if uses <= SIZED_USES else 0)
+            began[after] = began.get(after, 0) + size
+            spans.marks[span] = _returned(spans.marks[span]) | mark
+            queued = spans.queued(span)
+            class_[span], start_s[span], last_s[span] = after, now_s, now_s
+            if queued:
+                self._leaves.again(span, queued, before, spell)
+        for (before, started), size in ended.items():
+            self._hazard.used(before, started, now_s, size)
+        for after, size in began.items():
+            self._hazard.begin(after, now_s, size)
+        for last, size in used.items():
+            self._rival.used(size, last, now_s, was_stored=True)
+            self._hazard.blocks += size
 
-    def _begin(self, span: Span, class_: int, now_s: float) -> None:
-        before, span.class_, span.start_s = span.class_, class_, now_s
-        self._hazard.begin(class_, now_s, span.size)
-        self._moved(span, before)
+    def _begin(self, span: int, class_: int, now_s: float) -> None:
+        spans = self._spans
+        before, spell = spans.class_[span], spans.spell[span]
+        spans.spell[span] = self._next_spell()
+        spans.class_[span], spans.start_s[span] = class_, now_s
+        self._hazard.begin(class_, now_s, spans.size[span])
+        if queued := spans.queued(span):
+            self._leaves.again(span, queued, before, spell)
 
-    def _moved(self, span: Span, before: int) -> None:
-        """Into another spell or class: entries of its copies are out of date."""
-        copies = self._ledger.copies
-        self._last_spell += 1
-        span.spell = self._last_spell
-        queued, span.rows = span.rows, ()
-        for row in queued:
-            if copies.flags.item(row) & QUEUED and self._spans.of(copies.block.item(row)) is span:
-                span.rows += (row,)
-                self._leaves[self._key(row)].changed(before)
-                self._push(span, row)
+    def _supersede(self, span: int, now_s: float) -> None:
+        spans = self._spans
+        self._hazard.cut(spans.class_[span], spans.start_s[span], now_s, spans.size[span])
+        uses = spans.uses[span]
+        kind = 3 if spans.marks[span] & RETURNED else (uses > 1) + (uses > 3)
+        self._begin(span, ORDINARY + kind, now_s)
 
-    def _split(self, span: Span, block: int) -> None:
+    def _next_spell(self) -> int:
+        self._spell += 1
+        return self._spell
+
+    def _rename(self, span: int, class_: int) -> None:
+        """Its spell turns out to be of another class."""
+        spans = self._spans
+        before, spell = spans.class_[span], spans.spell[span]
+        spans.class_[span] = class_
+        self._hazard.rename(before, class_, spans.start_s[span], spans.size[span])
+        if queued := spans.queued(span):
+            self._leaves.again(span, queued, before, spell)
+
+    def _split(self, span: int, block: int) -> None:
         """What is below this block of it becomes a span of its own."""
         size = self._spans.size_down_to(span, block)
-        if size < span.size:
+        if size < self._spans.size[span]:
             self._spans.split(span, size)
-
-    # ---- branches
-
-    def _leave(self, span: Span, child: int, now_s: float) -> None:
-        """A path goes on from the span by this child: the branch of last time is superseded where there are few."""
-        old, span.child = span.child, child
-        if old < 0 or old == child or span.kids > FAN_OUT_MAX:
-            return
-        if self._ledger.tree.parent.item(old) == span.tail:
-            self._supersede(old, now_s)
-
-    def _turned(self, session: str, leaf: int, now_s: float) -> None:
-        """A session went on elsewhere than where it was: the branch that it left is superseded, whatever the fan-out above."""
-        tree = self._ledger.tree
-        before = self._sessions.pop(session, None)
-        self._sessions[session] = self._ledger.fingerprint(leaf)
-        if len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
-        at = -1 if before is None else self._ledger.block_of(before)
-        span = self._spans.of(at) if at >= 0 else None
-        if span is None or tree.is_along(leaf, span.head):
-            return
-        top = span
-        while (above := tree.parent.item(top.head)) >= 0 and tree.children.item(above) == 1:
-            higher = self._spans.of(above)
-            if higher is None or tree.is_along(leaf, above):
-                break
-            top = higher
-        self._supersede(top.head, now_s)
-
-    def _supersede(self, top: int, now_s: float) -> None:
-        tree, pending = self._ledger.tree, [top]
-        for _ in range(SUPERSEDED_MAX):
-            if not pending:
-                return
-            span = self._spans.of(pending.pop())
-            if span is None or span.marks & SUPERSEDED or span.last_s == now_s:
-                continue
-            self._hazard.cut(span.class_, span.start_s, now_s, span.size)
-            span.marks |= SUPERSEDED
-            kind = 3 if span.marks & RETURNED else (span.uses > 1) + (span.uses > 3)
-            self._begin(span, ORDINARY + kind, now_s)
-            if tree.children.item(span.tail):
-                pending.extend(tree.children_of(span.tail))
-
-    # ---- the order
-
-    def _worst(self, key: Key, now_s: float) -> int | None:
-        firsts = self._firsts.get(key)
-        while firsts:
-            row = heappop(firsts)[1]
-            want = QUEUED | FIRST
-            if self._ledger.copies.flags.item(row) & want == want and self._key(row) == key:
-                return row
-        leaves = self._leaves.get(key)
-        if leaves is None:
-            return None
-        if self._rival.is_ahead or not self._hazard.is_learned:
-            return leaves.oldest(self._last_use)
-        return leaves.worst(self._hazard.rates, now_s)
-
-    def _last_use(self, row: int) -> float:
-        span = self._spans.of(self._ledger.copies.block.item(row))
-        assert span is not None, "a candidate has a history"
-        return span.last_s
-
-    def _push(self, span: Span, row: int) -> None:
-        key = self._key(row)
-        leaves = self._leaves.get(key)
-        if leaves is None:
-            leaves = self._leaves[key] = Candidates(partial(self._is_true, key))
-        entry = span.start_s, span.spell, self._ledger.copies.rank.item(row), row
-        leaves.push(span.class_, self._ledger.weight(row), entry)
-
-    def _push_first(self, row: int) -> None:
-        firsts = self._firsts.setdefault(self._key(row), [])
-        heappush(firsts, (self._ledger.copies.rank.item(row), row))
-
-    def _is_true(self, key: Key, spell: int, row: int) -> bool:
-        copies = self._ledger.copies
-        if not copies.flags.item(row) & QUEUED or self._key(row) != key:
-            return False
-        span = self._spans.of(copies.block.item(row))
-        if span is None or span.spell != spell:
-            return False
-        if self._ledger.is_evictable(row):
-            return True
-        copies.flags[row] &= ~QUEUED & 0xFF  # it is offered again when it may go
-        return False
-
-    def _key(self, row: int) -> Key:
-        copies = self._ledger.copies
-        return copies.tier.item(row), int(copies.part.item(row) == Part.CHECKPOINT)
 
 
 def _group_of(class_: int) -> int:
@@ -384,15 +380,9 @@ def _group_of(class_: int) -> int:
 
 
 def _class(uses: int, gap_s: float) -> int:
-    """Without a hint. `gap_s` below 0: never used before."""
+    """Of the smallest size and without a hint. `gap_s` below 0: never used before."""
     gap = 0 if gap_s < 0 else 1 + bisect_right(GAP_EDGES_S, gap_s)
-    return bisect_right(COUNT_EDGES, uses) * OF_COUNT + gap * HINT_CLASSES_MAX
-
-
-def _goes_on(span: Span, class_: int, uses: int, marks: int, now_s: float) -> bool:
-    """A span that was stored just now with the same history: one path comes in parts."""
-    same = span.class_ == class_ and span.uses == uses and span.marks == marks
-    return same and span.start_s == now_s
+    return bisect_right(COUNT_EDGES, uses) * OF_COUNT + gap * OF_GAP
 
 
 def _returned(marks: int) -> int:

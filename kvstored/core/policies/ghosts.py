@@ -1,6 +1,7 @@
 """What is remembered of blocks that are gone: by run, found by the fingerprint of its first block, so many at most."""
 
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple
 
 RUNS_MAX, BLOCKS_MAX = 1 << 16, 1 << 20
@@ -31,6 +32,10 @@ class Ghosts:
 
     def __contains__(self, low: int) -> bool:
         return low in self._ghosts
+
+    def are_none_of(self, lows: Iterable[int]) -> bool:
+        """No ghost begins with any of these."""
+        return self._ghosts.keys().isdisjoint(lows)
 
     def add(self, ghost: Ghost, *, below: int = -1) -> list[Ghost]:
         """Answers those that are forgotten for it. `below`: the first of the blocks that left from right below it (-1: none); of the same

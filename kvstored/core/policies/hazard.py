@@ -26,7 +26,7 @@ _LEAN = 3.0
 REBUILD_AT, REBUILD_EVERY = (25, 50, 100), 200
 """Requests after which tables are made, early ones and then regularly."""
 _HEAD = struct.Struct("<4sIIQQ")
-_MAGIC = b"KVH2"
+_MAGIC = b"KVH3"
 
 Floats = NDArray[np.float64]
 
@@ -109,10 +109,12 @@ class Hazard:
         overall = (ended.sum(axis=0) + 1e-3) / (exposed.sum(axis=0) + 1.0)
         of_group = (group_ended + lean * overall) / (group_exposed + lean)
         hazard = (ended + lean * of_group[groups]) / (exposed + lean)
-        rates = _gittins(np.minimum(np.concatenate([hazard, of_group]), 0.999))
-        self.rates = rates[
-            len(classes) + self._groups
-        ]  # classes that nobody has seen are like their group
+        seen = np.unique(groups)
+        known = np.concatenate([hazard, of_group[seen], overall[None, :]])
+        rates = _gittins(np.minimum(known, 0.999))
+        of_group[:] = rates[-1]  # what nobody has seen is like all
+        of_group[seen] = rates[len(classes) : -1]
+        self.rates = of_group[self._groups]
         self.rates[classes] = rates[: len(classes)]
         self.is_learned = True
 

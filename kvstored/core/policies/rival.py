@@ -34,6 +34,10 @@ class Rival:
         self.asked += blocks
         self._add(int(now_s // _SLOT_S), blocks)
 
+    def found(self, blocks: int, last_s: float) -> None:
+        """Blocks are here from before a restart."""
+        self._add(int(last_s // _SLOT_S), blocks)
+
     def used(self, blocks: int, last_s: float, now_s: float, *, was_stored: bool) -> None:
         slot = int(last_s // _SLOT_S)
         self.asked += blocks

@@ -3,48 +3,88 @@
 import numpy as np
 
 from kvstored.core.policies.candidates import Candidates
-from kvstored.core.policies.hazard import BINS
+from kvstored.core.policies.hazard import BINS, bin_of
 
 RATES = np.stack([np.linspace(2.0, 1.0, BINS), np.linspace(0.4, 2.0, BINS)])
 """Class 0 is worth less the older it is, class 1 more."""
 
 
+def but(gone: set[int]) -> Candidates:
+    """None of these may leave."""
+    return Candidates(lambda _, row: None if row in gone else (100.0 * row, 100.0 * row))
+
+
 def filled(gone: set[int]) -> Candidates:
-    found = Candidates(lambda _, row: row not in gone)
+    found = but(gone)
     for row in range(10):
-        found.push(row % 2, 0, (100.0 * row, row, row, row))
+        found.push(row % 2, 0, row, row)
     return found
 
 
+def worst_of(rows: set[int], rates: np.ndarray) -> int:
+    return min(rows, key=lambda row: (rates[row % 2, bin_of(1000.0 - 100.0 * row)], row))
+
+
 def test_the_oldest_of_one_class_or_the_newest_of_another_is_the_worst() -> None:
-    assert filled(set()).worst(RATES, 1000.0) == 9
-    assert filled({9, 7, 5, 3, 1}).worst(RATES, 1000.0) == 0
+    assert filled(set()).pop_worst(RATES, 1000.0) == 9
+    assert filled({9, 7, 5, 3, 1}).pop_worst(RATES, 1000.0) == 0
 
 
 def test_a_weight_counts() -> None:
     found = filled(set())
-    found.push(1, -8, (50.0, 50, 50, 50))  # a sixteenth of the worth
-    assert found.worst(RATES, 1000.0) == 50
+    found.push(1, -8, 5, 5)  # a sixteenth of the worth
+    assert found.pop_worst(RATES, 1000.0) == 5
 
 
-def test_what_went_without_a_word_is_passed_over() -> None:
+def test_what_went_without_a_word_is_passed_over_and_hides_nobody() -> None:
     gone: set[int] = set()
     found = filled(gone)
-    assert found.worst(RATES, 1000.0) == 9
-    gone.add(9)
-    assert found.worst(RATES, 1000.0) == 0
-    assert found.oldest(float) == 0
-    gone.update({0, 1})
-    assert found.worst(RATES, 1000.0) == 2
-    assert found.oldest(float) == 2
+    for row in (9, 0, 4, 7):
+        gone.add(row)
+        worst = worst_of(set(range(10)) - gone, RATES)
+        assert found.pop_worst(RATES, 1000.0) == worst
+        gone.add(worst)
+    oldest = min(set(range(10)) - gone)
+    assert found.pop_oldest() == oldest
     gone.update(range(10))
-    assert found.worst(RATES, 1000.0) is None
-    assert found.oldest(float) is None
+    assert found.pop_worst(RATES, 1000.0) is None
+    assert found.pop_oldest() is None
+
+
+def test_what_is_taken_out_does_not_come_again() -> None:
+    found, left = filled(set()), set(range(9))
+    found.remove(1, 0, 9, 9)
+    found.remove(1, 0, 9, 9)
+    while left:
+        worst = worst_of(left, RATES)
+        assert found.pop_worst(RATES, 1000.0) == worst
+        left.remove(worst)
+    assert found.pop_worst(RATES, 1000.0) is None
 
 
 def test_of_equals_the_one_whose_spell_began_first_leaves() -> None:
-    found = Candidates(lambda _spell, _row: True)
+    found = but(set())
     for row in (3, 1, 2):
-        found.push(row % 2, 0, (0.0, 10 - row, 0, row))
+        found.push(row % 2, 0, row, row)
     flat = np.ones((2, BINS))
-    assert found.worst(flat, 10.0) == 3
+    assert [found.pop_worst(flat, 1000.0) for _ in range(3)] == [1, 2, 3]
+
+
+def test_other_tables_at_the_same_time_are_looked_at_anew() -> None:
+    found, other = filled(set()), RATES[::-1].copy()
+    first = worst_of(set(range(10)), RATES)
+    assert found.pop_worst(RATES, 1000.0) == first
+    second = worst_of(set(range(10)) - {first}, other)
+    assert second != worst_of(set(range(10)) - {first}, RATES)
+    assert found.pop_worst(other, 1000.0) == second
+
+
+def test_copies_that_went_before_they_came_up_take_no_room() -> None:
+    gone: set[int] = set()
+    found = but(gone)
+    for row in range(5000):
+        found.push(0, 0, row, row)
+        if row % 100:  # one in a hundred stays
+            gone.add(row)
+    assert len(found._slots[0, 0].ages) < 1000
+    assert [found.pop_oldest() for _ in range(3)] == [0, 100, 200]

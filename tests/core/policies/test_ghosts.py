@@ -51,3 +51,10 @@ def test_what_was_used_since_is_a_ghost_of_its_own() -> None:
     ghosts.add(ghost(5, 6, uses=2), below=7)
     assert len(ghosts) == 2
     assert ghosts.blocks == 4
+
+
+def test_it_tells_where_none_of_many_begins_a_ghost() -> None:
+    ghosts = Ghosts()
+    ghosts.add(ghost(5, 6))
+    assert ghosts.are_none_of([6, 7])
+    assert not ghosts.are_none_of([7, 5])

@@ -1,0 +1,122 @@
+"""Which copies may leave, and which of them is the next: the leaves of spans by class and age, first victims before all.
+
+A span knows its copies that are queued. When its class or spell changes they are queued anew; what went without a word is found out when it
+comes up.
+"""
+
+from functools import partial
+from heapq import heappop, heappush
+
+from kvstored.core.columns import FIRST, QUEUED
+from kvstored.core.policies.base import Ledger
+from kvstored.core.policies.candidates import Candidates
+from kvstored.core.policies.hazard import Floats
+from kvstored.core.policies.spans import NONE, Spans
+from kvstored.core.types import Part, Rows
+
+Key = tuple[int, int]
+"""Tier and budget."""
+
+
+class Leaves:
+    def __init__(self, ledger: Ledger, spans: Spans) -> None:
+        self._ledger = ledger
+        self._spans = spans
+        self._leaves: dict[Key, Candidates] = {}
+        self._firsts: dict[Key, list[tuple[int, int, int]]] = {}
+        """By rank; of one touch the deepest."""
+        self.had_first = False
+        """Some copy was a first victim, ever."""
+
+    def offer(self, row: int) -> None:
+        copies, spans = self._ledger.copies, self._spans
+        flags = copies.flags.item(row)
+        if flags & QUEUED:
+            return
+        copies.flags[row] = flags | QUEUED
+        span = spans.of(copies.block.item(row))
+        assert span != NONE, "a copy that was never stored is offered"
+        if spans.row[span] < 0:
+            spans.row[span] = row
+        elif row not in (before := spans.queued(span)):
+            spans.queue(span, [row, *(each for each in before if self._is_queued(span, each))])
+        self._push(span, row)
+        if flags & FIRST:
+            self._push_first(row)
+
+    def first(self, rows: Rows) -> None:
+        self.had_first = True
+        flags = self._ledger.copies.flags
+        fresh = rows[flags[rows] & FIRST == 0]
+        flags[fresh] |= FIRST
+        for row in fresh[flags[fresh] & QUEUED != 0].tolist():
+            self._push_first(row)
+
+    def again(self, span: int, queued: tuple[int, ...], class_: int, spell: int) -> None:
+        """After a change from this class or spell. What may not leave now is offered again when it may."""
+        flags, ledger, still = self._ledger.copies.flags, self._ledger, []
+        for row in queued:
+            if not self._is_queued(span, row):
+                continue
+            self._leaves[self._key(row)].remove(class_, ledger.weight(row), spell, row)
+            if ledger.is_evictable(row):
+                still.append(row)
+                self._push(span, row)
+            else:
+                flags[row] &= ~QUEUED & 0xFF
+        self._spans.queue(span, still)
+
+    def pop(self, key: Key, rates: Floats | None, now_s: float) -> int | None:
+        """The next to leave, taken out: of least worth by these rates, or the least recently used."""
+        row = self._pop_first(key) if self.had_first else None
+        if row is None and (leaves := self._leaves.get(key)) is not None:
+            row = leaves.pop_oldest() if rates is None else leaves.pop_worst(rates, now_s)
+        if row is not None:
+            self._ledger.copies.flags[row] &= ~QUEUED & 0xFF
+        return row
+
+    def _pop_first(self, key: Key) -> int | None:
+        firsts = self._firsts.get(key)
+        while firsts:
+            row = heappop(firsts)[2]
+            flags = self._ledger.copies.flags.item(row)
+            if flags & QUEUED and flags & FIRST and self._key(row) == key:
+                if self._ledger.is_evictable(row):
+                    return row
+                self._ledger.copies.flags[row] &= ~QUEUED & 0xFF
+        return None
+
+    def _is_queued(self, span: int, row: int) -> bool:
+        copies = self._ledger.copies
+        return bool(
+            copies.flags.item(row) & QUEUED and self._spans.of(copies.block.item(row)) == span
+        )
+
+    def _push(self, span: int, row: int) -> None:
+        key = self._key(row)
+        leaves = self._leaves.get(key)
+        if leaves is None:
+            leaves = self._leaves[key] = Candidates(partial(self._times, *key))
+        spans = self._spans
+        leaves.push(spans.class_[span], self._ledger.weight(row), spans.spell[span], row)
+
+    def _push_first(self, row: int) -> None:
+        copies, depth = self._ledger.copies, self._ledger.tree.depth
+        firsts = self._firsts.setdefault(self._key(row), [])
+        heappush(firsts, (copies.rank.item(row), -depth.item(copies.block.item(row)), row))
+
+    def _times(self, tier: int, budget: int, spell: int, row: int) -> tuple[float, float] | None:
+        copies, spans = self._ledger.copies, self._spans
+        if not copies.flags.item(row) & QUEUED or copies.tier.item(row) != tier:
+            return None
+        span = spans.of(copies.block.item(row))
+        if span == NONE or spans.spell[span] != spell or self._key(row)[1] != budget:
+            return None
+        if self._ledger.is_evictable(row):
+            return spans.start_s[span], spans.last_s[span]
+        copies.flags[row] &= ~QUEUED & 0xFF  # it is offered again when it may go
+        return None
+
+    def _key(self, row: int) -> Key:
+        copies = self._ledger.copies
+        return copies.tier.item(row), int(copies.part.item(row) == Part.CHECKPOINT)

@@ -1,0 +1,90 @@
+"""What the default policy makes of a history: in whatever parts a path comes, and after a restart."""
+
+import numpy as np
+import pytest
+
+from kvstored.core.calls import TouchEvent
+from kvstored.core.policies.composite import Composite
+from kvstored.core.types import Budget, TierId
+from kvstored.sim.lean import LeanModel
+
+
+def ledger() -> tuple[LeanModel, Composite]:
+    model = LeanModel(policy="composite", capacity_blocks=1 << 20, block_tokens=512)
+    policy = model.policy
+    assert isinstance(policy, Composite)
+    return model, policy
+
+
+def classes(model: LeanModel, policy: Composite, ids: range) -> list[int]:
+    spans = policy._spans
+    return [spans.class_[spans.of(model.block_of((0, number)))] for number in ids]
+
+
+@pytest.mark.parametrize("parts", [[20], [1] * 20, [3, 9, 8]])
+def test_a_path_is_of_one_class_in_whatever_parts_it_comes(parts: list[int]) -> None:
+    model, policy = ledger()
+    model._know(100)
+    above, begin = -1, 0
+    for part in parts:
+        rows = model._store(np.arange(begin, begin + part), above, 10.0)
+        above, begin = int(rows[-1]), begin + part
+    whole, _ = ledger()
+    whole.request(10.0, np.arange(20))
+    assert isinstance(whole.policy, Composite)
+    found = classes(model, policy, range(20))
+    assert found == classes(whole, whole.policy, range(20))
+    assert len(set(found)) == 1
+    assert len(policy._spans) == 1
+
+
+def test_long_and_short_paths_are_of_different_classes() -> None:
+    model, policy = ledger()
+    lengths = (1, 4, 16, 64, 65)
+    found = set()
+    for i, length in enumerate(lengths):
+        ids = np.arange(1000 * i, 1000 * i + length)
+        model.request(100.0 * i, ids)
+        found.add(classes(model, policy, range(1000 * i, 1000 * i + 1))[0])
+    assert len(found) == 5
+
+
+def found_at_start(last_s: list[float], now_s: float) -> tuple[LeanModel, Composite]:
+    """One path of so many blocks, found at start in the order of their last uses."""
+    model, policy = ledger()
+    count = len(last_s)
+    rows = model.blocks.take_many(count)
+    assert np.array_equal(rows, model.copies.take_many(count))
+    model.tree.ensure(model.blocks.capacity)
+    model.blocks.first_copy[rows] = model.copies.block[rows] = rows
+    model.blocks.last_s[rows] = last_s
+    model.copies.tier[rows] = TierId.DRAM
+    model.copies.state[rows] = 2
+    model.tree.add_run(rows, -1)
+    model._prints = np.zeros((model.blocks.capacity, 2), dtype=np.uint64)
+    for row in np.lexsort((-rows, last_s)):
+        policy.touch(rows[[row]], TouchEvent.FOUND, now_s)
+        if row == count - 1:
+            policy.offer(int(rows[row]))
+    return model, policy
+
+
+def test_a_path_found_at_start_is_one_span_where_ages_are_not_told_apart() -> None:
+    model, policy = found_at_start([1000.0 + i for i in range(40, 0, -1)], 1e6)
+    assert len(policy._spans) == 1
+    victim = policy.victim(TierId.DRAM, Budget.GLOBAL, 1e6)
+    assert victim == 39
+    assert policy.follow(model.tree.run_above(39, 40)) == 40
+
+
+def test_a_path_found_at_start_is_cut_where_ages_differ() -> None:
+    _, policy = found_at_start([1990.0] * 10 + [1500.0] * 20 + [100.0] * 10, 2000.0)
+    spans = policy._spans
+    assert sorted(spans.size[spans.of(row)] for row in (0, 10, 30)) == [10, 10, 20]
+    assert [spans.last_s[spans.of(row)] for row in (0, 10, 30)] == [1990.0, 1500.0, 100.0]
+
+
+def test_nothing_was_asked_for_by_what_is_found_at_start() -> None:
+    _, policy = found_at_start([1000.0] * 40, 2000.0)
+    hazard, rival = policy._hazard, policy._rival
+    assert (hazard.requests, hazard.blocks, rival.asked) == (0, 0, 0)
