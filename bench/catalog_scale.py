@@ -226,7 +226,7 @@ def _columns(rows: np.ndarray) -> RecoveredColumns:
         hits=ones,
         last_s=1000.0 + rows % 977,
         leased=np.zeros(count, dtype=np.bool_),
-        content=np.zeros(count, dtype=np.uint64),
+        content=np.zeros(count, dtype=np.uint32),
     )
 
 

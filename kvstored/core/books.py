@@ -29,14 +29,18 @@ from kvstored.core.history import Doomed, Forgotten, History
 from kvstored.core.lifetimes import Lifetimes, due_s
 from kvstored.core.policies.base import Policy
 from kvstored.core.policies.named import policy_named
-from kvstored.core.readability import NOT_READABLE, is_complete, recount_clean, refresh
+from kvstored.core.readability import (
+    NOT_READABLE,
+    copies_below,
+    is_complete,
+    recount_clean,
+    refresh,
+)
 from kvstored.core.rows import Tables
 from kvstored.core.sinks import Sinks
 from kvstored.core.types import NamespaceId, Part, Rows, TierId, as_rows
 
 WAITING_SLACK = 4096
-BELOW_MAX = 65_536
-"""Blocks below a lost one that become first victims: bounds the time that its loss takes."""
 
 
 class Books(Tables):
@@ -126,7 +130,7 @@ class Books(Tables):
         if blocks.fast[block] == NOT_READABLE and (was_readable or was_filling):
             self.history.add(fingerprint, Forgotten(reason, tier, now_s))
         if was_readable and blocks.fast[block] == NOT_READABLE and self.tree.children[block]:
-            self.policy.first(self._copies_below(block))
+            self.policy.first(copies_below(self, block))
         for other in self.copies_of(block):
             self.consider(other)
         if tier is TierId.DRAM and copies.readers[copy]:
@@ -299,7 +303,8 @@ class Books(Tables):
             self.count_sink(copy, block, tier)
         was_readable = self.blocks.fast[block] != NOT_READABLE
         self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
-        self.policy.touch(np.asarray([copy], dtype=np.int32), TouchEvent.STORED, now_s)
+        if tier not in self.recovering:  # else all are ranked at its end
+            self.policy.touch(as_rows([copy]), TouchEvent.STORED, now_s)
         refresh(self, block)
         recount_clean(self, block, int(copies.part[copy]))
         self.effects.append(
@@ -323,8 +328,9 @@ class Books(Tables):
                 self.asked.stored(as_rows([block]))
         if int(self.blocks.ns[block]) in self.retired:
             self.policy.first(as_rows([copy]))
-        for other in self.copies_of(block):
-            self.consider(other)
+        if tier not in self.recovering:
+            for other in self.copies_of(block):
+                self.consider(other)
 
     def _wait_again(self, copies: Rows) -> None:
         """Dirty copies that write-back passed over were hit: they may be admitted now."""
@@ -361,7 +367,7 @@ class Books(Tables):
     def block_returned(self, block: int) -> None:
         """What it made unreachable is of use again; shorter blocks of the same parent are not."""
         if self.tree.children[block] and self._may_forgive(block):
-            self._forgive(self._copies_below(block))
+            self._forgive(copies_below(self, block))
         tokens = int(self.blocks.valid[block])
         partials = self.partials.get(int(self.tree.parent[block]), ())
         shorter = [partial for partial in partials if self.blocks.valid[partial] < tokens]
@@ -382,20 +388,6 @@ class Books(Tables):
             owners = self.blocks.ns[self.copies.block[first]]
             first = first[~np.isin(owners, list(self.retired))]
         self.copies.flags[first] &= ~FIRST & 0xFF
-
-    def _copies_below(self, block: int) -> Rows:
-        """Copies of what lies below a block and hangs on it alone: below another unreadable block nothing is reached."""
-        below: list[int] = []
-        pending = [block]
-        while pending and len(below) < BELOW_MAX:
-            children = self.tree.children_of(pending.pop())
-            below.extend(children)
-            pending.extend(
-                child
-                for child in children
-                if self.tree.children[child] and self.blocks.fast[child] != NOT_READABLE
-            )
-        return self.copies_of_many(as_rows(below))
 
     def count_sink(self, copy: int, block: int, tier: TierId) -> None:
         """A copy just became ready, and its block's last use is known. While a tier is recovered what was counted first stays."""

@@ -45,7 +45,7 @@ class RecoveredColumns:
     hits: NDArray[np.uint32]
     last_s: NDArray[np.float64]
     leased: Mask
-    content: NDArray[np.uint64]
+    content: NDArray[np.uint32]
 
     def __len__(self) -> int:
         return len(self.group)

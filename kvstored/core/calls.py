@@ -138,7 +138,7 @@ class Reserve:
     ttl_s: float
     request_id: bytes = b""
     hint: Hint = NO_HINT
-    contents: NDArray[np.uint64] | None = None
+    contents: NDArray[np.uint32] | None = None
     """Fingerprints of the keys' content keys, 0 for none."""
 
 

@@ -103,7 +103,7 @@ class Blocks(Table):
     fast: NDArray[np.uint8]
     tiers: NDArray[np.uint8]
     generation: NDArray[np.uint64]
-    content: NDArray[np.uint64]
+    content: NDArray[np.uint32]
     defaults: ClassVar[Defaults] = {
         "ns": (np.int32, -1),
         "first_copy": (np.int32, -1),
@@ -115,7 +115,7 @@ class Blocks(Table):
         "fast": (np.uint8, 255),
         "tiers": (np.uint8, 0),
         "generation": (np.uint64, 0),
-        "content": (np.uint64, 0),
+        "content": (np.uint32, 0),
     }
 
 

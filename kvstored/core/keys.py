@@ -95,15 +95,17 @@ def content_keys(
     ]
 
 
-def content_fingerprints(packed: bytes, count: int, seed: int) -> NDArray[np.uint64]:
-    """Of packed content keys, within the namespace whose seed this is; 0 for a key of zeros, which is none."""
+def content_fingerprints(packed: bytes, count: int, seed: int) -> NDArray[np.uint32]:
+    """Of packed content keys, within the namespace whose seed this is; 0 for a key of zeros, which is none. 32 bits do: a collision is
+    seen when the bytes are compared.
+    """
     if len(packed) != count * CONTENT_KEY_BYTES:
         raise InvalidArgument(
             f"a content key of {CONTENT_KEY_BYTES} bytes for each key bytes={len(packed)} keys={count}"
         )
-    batch = key_batch(packed, CONTENT_KEY_BYTES, seed).fingerprints[:, 0]
+    batch = key_batch(packed, CONTENT_KEY_BYTES, seed).fingerprints[:, 0].astype(np.uint32)
     is_told = np.frombuffer(packed, dtype=np.uint8).reshape(count, -1).any(axis=1)
-    told: NDArray[np.uint64] = np.where(is_told, batch | np.uint64(1), np.uint64(0))
+    told: NDArray[np.uint32] = np.where(is_told, batch | np.uint32(1), np.uint32(0))
     return told
 
 

@@ -1,12 +1,15 @@
-"""What follows from the copies of one block: where it can be read from, and which of its copies are clean. Recomputed from the rows."""
+"""What follows from the copies of one block: where it can be read from, which of its copies are clean, what it makes unreachable. Recomputed
+from the rows."""
 
 from kvstored.core.columns import CLEAN, READY
 from kvstored.core.rows import Tables
-from kvstored.core.types import Part, TierId
+from kvstored.core.types import Part, Rows, TierId, as_rows
 
 NOT_READABLE = 255
 READABLE = 0x80
 _ALL_TIERS = 0x7F
+BELOW_MAX = 65_536
+"""Blocks below a lost one that become first victims: bounds the time that its loss takes."""
 
 
 def refresh(tables: Tables, block: int) -> None:
@@ -67,3 +70,18 @@ def is_complete(tables: Tables, copy: int, group: int) -> bool:
         if pieces.group[piece] == group and pieces.state[piece] == READY
     )
     return ready == shards
+
+
+def copies_below(tables: Tables, block: int) -> Rows:
+    """Copies of what lies below a block and hangs on it alone: below another unreadable block nothing is reached."""
+    below: list[int] = []
+    pending = [block]
+    while pending and len(below) < BELOW_MAX:
+        children = tables.tree.children_of(pending.pop())
+        below.extend(children)
+        pending.extend(
+            child
+            for child in children
+            if tables.tree.children[child] and tables.blocks.fast[child] != NOT_READABLE
+        )
+    return tables.copies_of_many(as_rows(below))

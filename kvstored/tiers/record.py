@@ -72,8 +72,8 @@ RECORD = np.dtype(
         ("key_bytes", "u1"),
         ("extent_count", "u1"),
         ("flags", "u1"),
-        ("content", "<u8"),
-        ("reserved", "V12"),
+        ("content", "<u4"),
+        ("reserved", "V16"),
         ("header_checksum", "<u8"),
     ]
 )
@@ -86,7 +86,7 @@ CHECKSUMS = struct.Struct("<QQ")
 HEADER_OFFSET, HEADER_END = 40, 248
 """What the header checksum covers."""
 _MUTABLE = struct.Struct("<4sBBBBIIdQQ")
-_HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBBQ12x")
+_HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBBI16x")
 _CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7

@@ -141,7 +141,7 @@ def columns_of(layout: Layout, groups_mask: int) -> tuple[int, ...]:
     return selected_groups(groups_mask, layout.spec) if groups_mask else layout.required
 
 
-def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint64] | None:
+def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint32] | None:
     if not packed:
         return None
     return block_keys.content_fingerprints(packed, keys, layout.seed)

@@ -135,7 +135,7 @@ class Namer:
             last_valid_tokens=last_valid_tokens,
             ttl_s=ttl_s,
             request_id=request_id,
-            contents=np.asarray(contents, dtype=np.uint64) if contents else None,
+            contents=np.asarray(contents, dtype=np.uint32) if contents else None,
         )
 
     def acquire(

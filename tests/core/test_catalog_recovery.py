@@ -71,7 +71,7 @@ def columns(pieces: Sequence[Recovered]) -> RecoveredColumns:
         hits=np.asarray([piece.hits for piece in pieces], dtype=np.uint32),
         last_s=np.asarray([piece.last_s for piece in pieces], dtype=np.float64),
         leased=np.asarray([piece.leased for piece in pieces], dtype=np.bool_),
-        content=np.asarray([piece.content for piece in pieces], dtype=np.uint64),
+        content=np.asarray([piece.content for piece in pieces], dtype=np.uint32),
     )
 
 

@@ -33,8 +33,10 @@ def test_a_replacement_of_what_is_absent_does_not_take_it_from_who_is_writing_it
     assert desk.commit(begun) == [True]
 
 
-def test_sparse_rows_leave_memory_before_the_dense_rows_of_the_same_touch() -> None:
-    desk = Desk(spec_of("m", LINEAR, SPARSE), dram=4, nvme=16)
+@pytest.mark.parametrize("policy", ["lru", "composite"])
+def test_sparse_rows_leave_memory_before_the_dense_rows_of_the_same_touch(policy: str) -> None:
+    """The learned order once took them in the order in which they were offered."""
+    desk = Desk(spec_of("m", LINEAR, SPARSE), dram=4, nvme=16, policy=policy)
     desk.put("ab")
     desk.carry(desk.catalog.flush(1 << 30, desk.now_s))
     desk.release(desk.read("ab"))

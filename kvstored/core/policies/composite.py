@@ -1,10 +1,10 @@
 """The default policy: what a block is worth by its class and age, learned from what came back (hazard.py).
 
-A class is how often a span of blocks was used (six buckets), how long ago the use before the last one was (five) and what the engine says
-of the request (hints). When a path leaves a block of few branches by another one than the last time, the branch that was left is
-*superseded* (a turn was regenerated, edited, compacted): it gets classes of its own and a new clock, nothing harder, since on some
-traffic branches take turns. A victim is the leaf of least expected hits, in FLOPs saved, a byte and second; with it the tail of its run
-that has the same history leaves. Until the first tables are made this is leaf-first LRU.
+A class is how often a span of blocks was used (six buckets), how long ago the use before the last one was (five), up to the second use how
+much came new at once (five), and what the engine says of the request (hints). When a path leaves a block of few branches by another
+one than the last time, the branch that was left is *superseded* (branches.py): it gets classes of its own and a new clock, nothing
+harder. A victim is the leaf of least expected hits, in FLOPs saved, a byte and second; with it the tail of its run that has the same
+history leaves. Until the first tables are made this is leaf-first LRU.
 """
 
 import json
@@ -33,7 +33,7 @@ from kvstored.core.policies.spans import (
     SUPERSEDED,
     Spans,
 )
-from kvstored.core.types import Budget, Rows, TierId
+from kvstored.core.types import Budget, Rows, TierId, as_rows
 from kvstored.errors import InvalidArgument
 
 COUNT_EDGES = (2, 3, 5, 9, 33)
@@ -62,6 +62,7 @@ class Composite(Peeking):
         self._hints = HintClasses()
         self._leaves = Leaves(ledger, self._spans)
         self._touches = 1
+        self._now_s = 0.0
         self._held = 0
         """Blocks that are stored."""
         self._spell = 0
@@ -76,6 +77,7 @@ class Composite(Peeking):
         copies.rank[rows] = self._touches
         self._touches += 1
         spans.ensure(self._ledger.blocks.capacity)
+        self._now_s = max(self._now_s, now_s)
         blocks = copies.block[rows]
         if event is TouchEvent.STORED:
             self._stored(spans.unknown(blocks), now_s)
@@ -85,6 +87,10 @@ class Composite(Peeking):
             self._used(spans.along(blocks), event, now_s)
 
     def offer(self, row: int) -> None:
+        block = self._ledger.copies.block.item(row)
+        if self._spans.of(block) == NONE:  # read before the scan at start came to its end
+            self._spans.ensure(self._ledger.blocks.capacity)
+            self._found(as_rows([block]), self._now_s)
         self._leaves.offer(row)
 
     def first(self, rows: Rows) -> None:

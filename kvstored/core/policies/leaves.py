@@ -23,8 +23,8 @@ class Leaves:
         self._ledger = ledger
         self._spans = spans
         self._leaves: dict[Key, Candidates] = {}
-        self._firsts: dict[Key, list[tuple[int, int, int]]] = {}
-        """By rank; of one touch the deepest."""
+        self._firsts: dict[Key, list[tuple[int, bool, int, int]]] = {}
+        """By rank; of one touch sparse ones, and of these the deepest."""
         self.had_first = False
         """Some copy was a first victim, ever."""
 
@@ -58,7 +58,9 @@ class Leaves:
         for row in queued:
             if not self._is_queued(span, row):
                 continue
-            self._leaves[self._key(row)].remove(class_, ledger.weight(row), spell, row)
+            self._leaves[self._key(row)].remove(
+                class_, ledger.weight(row), self._number(spell, row), row
+            )
             if ledger.is_evictable(row):
                 still.append(row)
                 self._push(span, row)
@@ -78,7 +80,7 @@ class Leaves:
     def _pop_first(self, key: Key) -> int | None:
         firsts = self._firsts.get(key)
         while firsts:
-            row = heappop(firsts)[2]
+            row = heappop(firsts)[3]
             flags = self._ledger.copies.flags.item(row)
             if flags & QUEUED and flags & FIRST and self._key(row) == key:
                 if self._ledger.is_evictable(row):
@@ -98,19 +100,26 @@ class Leaves:
         if leaves is None:
             leaves = self._leaves[key] = Candidates(partial(self._times, *key))
         spans = self._spans
-        leaves.push(spans.class_[span], self._ledger.weight(row), spans.spell[span], row)
+        number = self._number(spans.spell[span], row)
+        leaves.push(spans.class_[span], self._ledger.weight(row), number, row)
+
+    def _number(self, spell: int, row: int) -> int:
+        """In the order of spells; of one spell sparse copies leave first."""
+        return 2 * spell + (self._ledger.copies.part.item(row) != int(Part.SPARSE))
 
     def _push_first(self, row: int) -> None:
         copies, depth = self._ledger.copies, self._ledger.tree.depth
         firsts = self._firsts.setdefault(self._key(row), [])
-        heappush(firsts, (copies.rank.item(row), -depth.item(copies.block.item(row)), row))
+        is_dense = copies.part.item(row) != int(Part.SPARSE)
+        at = -depth.item(copies.block.item(row))
+        heappush(firsts, (copies.rank.item(row), is_dense, at, row))
 
-    def _times(self, tier: int, budget: int, spell: int, row: int) -> tuple[float, float] | None:
+    def _times(self, tier: int, budget: int, number: int, row: int) -> tuple[float, float] | None:
         copies, spans = self._ledger.copies, self._spans
         if not copies.flags.item(row) & QUEUED or copies.tier.item(row) != tier:
             return None
         span = spans.of(copies.block.item(row))
-        if span == NONE or spans.spell[span] != spell or self._key(row)[1] != budget:
+        if span == NONE or spans.spell[span] != number >> 1 or self._key(row)[1] != budget:
             return None
         if self._ledger.is_evictable(row):
             return spans.start_s[span], spans.last_s[span]

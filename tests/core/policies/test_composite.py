@@ -88,3 +88,18 @@ def test_nothing_was_asked_for_by_what_is_found_at_start() -> None:
     _, policy = found_at_start([1000.0] * 40, 2000.0)
     hazard, rival = policy._hazard, policy._rival
     assert (hazard.requests, hazard.blocks, rival.asked) == (0, 0, 0)
+
+
+def test_a_copy_that_is_read_before_the_scan_at_start_ends_may_be_offered() -> None:
+    model, policy = ledger()
+    rows = model.blocks.take_many(3)
+    assert np.array_equal(rows, model.copies.take_many(3))
+    model.tree.ensure(model.blocks.capacity)
+    model.blocks.first_copy[rows] = model.copies.block[rows] = rows
+    model.blocks.last_s[rows] = 50.0
+    model.copies.tier[rows] = TierId.DRAM
+    model.copies.state[rows] = 2
+    model.tree.add_run(rows, -1)
+    policy.touch(rows[::-1], TouchEvent.HIT, 60.0)
+    policy.offer(int(rows[-1]))
+    assert policy.victim(TierId.DRAM, Budget.GLOBAL, 70.0) == rows[-1]
