@@ -103,9 +103,9 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         policy=bundle_of(config).policy,
         limits=core_limits(config),
         epoch=epoch,
-        objectives=tuple(plan.Objective(name) for name in config.objectives),
     )
     catalog.feedback.limits = feedback_limits(config)
+    catalog.page_ins.objectives = tuple(plan.Objective(name) for name in config.objectives)
     catalog.carriage.ahead.limits = prefetch_limits(config)
     shell = Shell(
         catalog,

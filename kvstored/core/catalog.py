@@ -36,7 +36,7 @@ from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
 from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
-from kvstored.core.plan import OBJECTIVES, Bounds, Objective
+from kvstored.core.plan import Bounds
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.referring import tell_contents
@@ -61,13 +61,7 @@ class Catalog:
     """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost."""
 
     def __init__(
-        self,
-        *,
-        tiers: Sequence[TierLimits],
-        policy: str,
-        limits: Limits,
-        epoch: int,
-        objectives: Sequence[Objective] = OBJECTIVES,
+        self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
     ) -> None:
         first_id = epoch << 32
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
@@ -75,7 +69,7 @@ class Catalog:
         self.feedback = self._evictor.feedback
         self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
-        self.scheduler = Scheduler(self.books, self._evictor, self.carriage, objectives)
+        self.scheduler = Scheduler(self.books, self._evictor, self.carriage)
         self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open

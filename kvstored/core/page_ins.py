@@ -14,7 +14,7 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
 from kvstored.core.groups import required_bytes
-from kvstored.core.plan import SPECULATIVE, Objective, Signal
+from kvstored.core.plan import OBJECTIVES, SPECULATIVE, Objective, Signal
 from kvstored.core.prefetched import Prefetched
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.turns import Turns
@@ -60,8 +60,8 @@ class PageIns:
     `turns`: of whom a guess is made."""
 
     books: Books
-    objectives: Sequence[Objective]
     ahead: Prefetched
+    objectives: Sequence[Objective] = OBJECTIVES
     turns: Turns = field(default_factory=Turns)
     wants: list[Want] = field(default_factory=list)
     ended: Counter[tuple[Signal, str]] = field(default_factory=Counter)

@@ -22,7 +22,6 @@ from kvstored.core.plan import (
     Bounds,
     Decision,
     NodeMove,
-    Objective,
     PageIn,
     Plan,
     Round,
@@ -35,19 +34,13 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    def __init__(
-        self,
-        books: Books,
-        evictor: Evictor,
-        carriage: Carriage,
-        objectives: Sequence[Objective],
-    ) -> None:
+    def __init__(self, books: Books, evictor: Evictor, carriage: Carriage) -> None:
         self._books = books
         self._evictor = evictor
         self._carriage = carriage
         self.admission = Admission(books)
         self.write_back = WriteBack(books, carriage, self.admission)
-        self.page_ins = PageIns(books, objectives, carriage.ahead)
+        self.page_ins = PageIns(books, carriage.ahead)
 
     def run(self, bounds: Bounds, now_s: float) -> Round:
         """Room first, since page-ins need it; then what is to come up; then what is to be kept below."""

@@ -80,7 +80,11 @@ def test_the_days_writes_are_shown_and_outlive_a_restart(monkeypatch: pytest.Mon
     with tempfile.TemporaryDirectory(prefix="kvs") as folder:
         state_dir = Path(folder) / "state"
         state_dir.mkdir(mode=0o700)
-        settings = {"KVSTORED_DISK_WRITE_BUDGET": "1MiB", "KVSTORED_DISK_CODEC": "raw"}
+        settings = {
+            "KVSTORED_DISK_WRITE_BUDGET": "1MiB",
+            "KVSTORED_DISK_CODEC": "raw",
+            "KVSTORED_OBJECTIVES": "decode,transfer,hit-rate,footprint",
+        }
         served = Served(state_dir, **settings)
         for name, value in served.environment.items():
             monkeypatch.setenv(name, value)
@@ -94,6 +98,7 @@ def test_the_days_writes_are_shown_and_outlive_a_restart(monkeypatch: pytest.Mon
             shown = nvme["written_day_bytes"], nvme["write_budget_bytes"], nvme["write_state"]
             assert shown == (10 * 8192, 1 << 20, "open")
             assert "nvme writes" in done("stat").stdout
+            assert told("schedule")["objectives"][0] == "decode"
         finally:
             served.stop()
 

@@ -246,7 +246,7 @@ def test_the_first_objective_in_which_two_page_ins_differ_decides() -> None:
         desk.put("dD")
         desk.put("f")
         desk.put("hH", ns=1)
-        wants = PageIns(desk.catalog.books, order, desk.catalog.carriage.ahead)
+        wants = PageIns(desk.catalog.books, desk.catalog.carriage.ahead, order)
         soon = desk.now_s + 0.1
         for names, ns, signal, deadline_s in (
             ("hH", 1, Signal.REQUEST, 0.0),
