@@ -10,13 +10,17 @@ from kvstored.codec import levels
 from kvstored.codec.frame import Codec
 from kvstored.codec.planner import Goal
 from kvstored.config import Config
+from kvstored.core import plan
 from kvstored.core.bundles import Bundle, Signal, bundle_named
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
+from kvstored.core.feedback import FeedbackLimits
+from kvstored.core.prefetched import PrefetchLimits
 from kvstored.core.types import UNIT_BYTES, TierId
-from kvstored.errors import KvstoredError, StateMismatch
+from kvstored.errors import ConfigError, InvalidArgument, KvstoredError, StateMismatch
 from kvstored.metrics import Build, Metrics, Sets
-from kvstored.store import learned, registry
+from kvstored.model.selection import load_weights
+from kvstored.store import learned, registry, written
 from kvstored.store.events import Events
 from kvstored.store.lane import Lane
 from kvstored.store.registry import Registry
@@ -111,6 +115,9 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         limits=core_limits(config),
         epoch=epoch,
     )
+    catalog.feedback.limits = feedback_limits(config)
+    catalog.page_ins.objectives = tuple(plan.Objective(name) for name in config.objectives)
+    catalog.carriage.ahead.limits = prefetch_limits(config)
     shell = Shell(
         catalog,
         tiers,
@@ -124,8 +131,12 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         log.warning("starting without namespaces", fault=loaded.fault)
     if fault := learned.restore(config.state_dir, catalog.books.policy, clock.now_s()):
         log.warning("the eviction policy starts cold", policy=config.policy, fault=fault)
+    if fault := written.restore(config.state_dir, catalog.admission.budget, clock.now_s()):
+        log.warning("the day's written bytes are counted anew", fault=fault)
     known = Registry(shell, loaded.namespaces, config.state_dir)
     store = Store(shell, known, store_limits(config))
+    if config.feedback.log is not None:
+        store.accesses.record_to(config.feedback.log)
     return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
 
 
@@ -160,8 +171,15 @@ def bundle_of(config: Config) -> Bundle:
 def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
     found = [_tier_limits(config, TierId.DRAM, config.dram)]
     if has_disk:
-        nvme = _tier_limits(config, TierId.NVME, config.disk)
-        found.append(replace(nvme, admit_hits=config.disk.admit_hits))
+        nvme, disk = _tier_limits(config, TierId.NVME, config.disk), config.disk
+        found.append(
+            replace(
+                nvme,
+                admit_hits=disk.admit_hits,
+                write_budget_bytes=disk.write_budget_bytes,
+                min_benefit_bytes=disk.min_benefit_bytes,
+            )
+        )
     if devices := len(config.hbm.devices):
         one = _tier_limits(config, TierId.HBM, config.hbm)
         found.append(replace(one, capacity_units=one.capacity_units * devices))
@@ -183,6 +201,23 @@ def _tier_limits(
         lease_share=shares.lease_share,
         pin_share=shares.pin_share,
     )
+
+
+def feedback_limits(config: Config) -> FeedbackLimits:
+    feedback = config.feedback
+    try:
+        weights = load_weights(feedback.weights) if feedback.weights is not None else {}
+    except InvalidArgument as error:
+        raise ConfigError(f"setting feedback.weights: {error}") from error
+    return FeedbackLimits(
+        float(feedback.blocks_per_s), feedback.sink_steps, feedback.stable_steps, weights
+    )
+
+
+def prefetch_limits(config: Config) -> PrefetchLimits:
+    prefetch = config.prefetch
+    signals = frozenset(plan.Signal(name) for name in prefetch.signals)
+    return PrefetchLimits(prefetch.share, prefetch.waste_max, signals)
 
 
 def core_limits(config: Config) -> Limits:

@@ -17,8 +17,29 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from kvstored.errors import ConfigError
-from kvstored.fields import AnyPath, Endpoint, GrpcListen, Listen, Mode, SocketPath
-from kvstored.sections import BulkTls, Disk, Dram, Hbm, Limits, Log, Section, Signals, key_of
+from kvstored.fields import (
+    OBJECTIVES,
+    AnyPath,
+    Endpoint,
+    GrpcListen,
+    Listen,
+    Mode,
+    Objectives,
+    SocketPath,
+)
+from kvstored.sections import (
+    BulkTls,
+    Disk,
+    Dram,
+    Feedback,
+    Hbm,
+    Limits,
+    Log,
+    Prefetch,
+    Section,
+    Signals,
+    key_of,
+)
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
 _FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
@@ -66,10 +87,18 @@ class Config(Section):
         default="combined",
         description="which block is evicted first, and by which signals (docs/policies.md)",
     )
+    objectives: Objectives = Field(
+        default=OBJECTIVES,
+        description="what scheduling is for, first things first (docs/scheduling.md)",
+    )
     signals: Signals = Field(default=Signals(), description="single signals of the policy")
     dram: Dram = Field(default=Dram(), description="the tier in shared memory")
     disk: Disk = Field(description="the tier on NVMe")
     hbm: Hbm = Field(default=Hbm(), description="the tier on GPUs")
+    feedback: Feedback = Field(
+        default=Feedback(), description="what engines report of attention (docs/scheduling.md)"
+    )
+    prefetch: Prefetch = Field(default=Prefetch(), description="loading ahead of need")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
     log: Log = Field(default=Log(), description="log lines")
 

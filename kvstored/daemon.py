@@ -16,6 +16,7 @@ from kvstored import logs
 from kvstored.clock import SystemClock
 from kvstored.composition import Parts, compose
 from kvstored.config import Config
+from kvstored.core.plan import SPECULATIVE
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.what_if import Room, gains
 from kvstored.errors import KvstoredError
@@ -120,6 +121,7 @@ class Daemon:
             tasks.create_task(self._open_gpus(), name="gpus")
         for name, work in self._janitor.tasks().items():
             tasks.create_task(work, name=name)
+        self._store.speeds.calibrate(self._parts.tiers.arena_lane)
         self._state = "ready"
         gc.collect()
         gc.freeze()  # what the start made stays: no later collection looks at it again
@@ -237,6 +239,7 @@ class Daemon:
     async def _save_policy(self) -> None:
         try:
             await self._janitor.save_policy_once()
+            await self._janitor.save_written_once()
         except (OSError, KvstoredError) as error:
             log.warning("the policy's state was not saved", error=str(error))
 
@@ -277,6 +280,18 @@ class Daemon:
         metrics.ready.set(self._state == "ready")
         self._refresh_tiers()
         self._refresh_lanes()
+        budget, now_s = catalog.admission.budget, self._shell.now_s()
+        metrics.disk_write_budget_bytes.set(budget.day_bytes)
+        metrics.disk_written_day_bytes.set(budget.spent(now_s))
+        metrics.disk_write_state.set(budget.state(now_s))
+        ahead = catalog.carriage.ahead
+        metrics.prefetch_held_bytes.set(ahead.held_bytes)
+        for guess in SPECULATIVE:
+            pause = metrics.prefetch_pause_seconds[guess.value]
+            pause.set(ahead.pause_left_s(guess, now_s))
+        for tier, speed in self._store.speeds.tiers().items():
+            metrics.load_bytes_per_second[tier].set(1 / speed.line.size_s)
+            metrics.load_queue_seconds[tier].set(speed.queue_s)
         metrics.set_facts(self._shell.counts)
         self._refresh_what_if()
 

@@ -143,6 +143,38 @@ def _devices_text(names: tuple[str, ...]) -> str:
 Devices = Annotated[
     tuple[str, ...], BeforeValidator(_devices), PlainSerializer(_devices_text, return_type=str)
 ]
+OBJECTIVES = ("hit-rate", "transfer", "decode", "footprint")
+
+
+def _objectives(value: object) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    given = tuple(str(name).strip() for name in names) if isinstance(names, list | tuple) else ()
+    if sorted(given) != sorted(OBJECTIVES):
+        raise ValueError(f"not an order of {','.join(OBJECTIVES)}: value={value!r}")
+    return given
+
+
+Objectives = Annotated[
+    tuple[str, ...], BeforeValidator(_objectives), PlainSerializer(",".join, return_type=str)
+]
+GUESSES = ("selection", "session", "sibling")
+
+
+def _guesses(value: object) -> tuple[str, ...]:
+    if value in ("off", None):
+        return ()
+    names = value.split(",") if isinstance(value, str) else value
+    given = tuple(str(name).strip() for name in names) if isinstance(names, list | tuple) else ("",)
+    if not set(given) <= set(GUESSES) or len(set(given)) < len(given):
+        raise ValueError(f"not some of {','.join(GUESSES)}, or off: value={value!r}")
+    return given
+
+
+Guesses = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_guesses),
+    PlainSerializer(lambda names: ",".join(names) or "off", return_type=str),
+]
 Size = Annotated[int, BeforeValidator(_size), PlainSerializer(units.format_size)]
 AutoSize = Annotated[
     int | None,

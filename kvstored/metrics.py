@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 TIERS: Final = ("hbm", "dram", "nvme", "remote")
 """By TierId."""
+GUESSES: Final = ("selection", "session", "sibling")
+"""Speculative signals of prefetch."""
 LATENCY_BUCKETS_S: Final = (
     *(20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
     *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 5.0),
@@ -62,6 +64,9 @@ FACTS: Final[Mapping[str, Fact]] = {
     "copy_bytes": Fact("copy_bytes", "Bytes copied between tiers, as decoded.", ("direction",)),
     "copy_failures": Fact("copy_failures", "Copies that failed.", ("direction", "error")),
     "stored_bytes": Fact("stored_bytes", "Bytes written to NVMe, as encoded."),
+    "write_back_refused": Fact(
+        "write_back_refused_copies", "Copies not worth writing to NVMe, by why.", ("reason",)
+    ),
     "evicted_copies": Fact("watermark_evicted_copies", "Copies that the evictor took.", ("tier",)),
     "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
     "corrupt_copies": Fact("corrupt_copies", "Copies dropped for a wrong checksum.", ("tier",)),
@@ -75,6 +80,26 @@ FACTS: Final[Mapping[str, Fact]] = {
         "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
     ),
     "bulk_failures": Fact("bulk_failures", "Calls of the bulk channel that failed."),
+    "prefetch_outcomes": Fact(
+        "prefetch_outcome_blocks",
+        "Blocks loaded ahead, by signal: used, wasted (not used in time), failed.",
+        ("signal", "result"),
+    ),
+    "prefetch_wasted_bytes": Fact("prefetch_wasted_bytes", "Bytes loaded ahead and not used."),
+    "feedback_blocks": Fact(
+        "feedback_blocks", "Blocks in reports of attention, by what became of them.", ("result",)
+    ),
+    "resident_blocks": Fact(
+        "resident_blocks", "Blocks of predicted working sets at their deadline.", ("result",)
+    ),
+    "resident_reads": Fact(
+        "resident_reads", "Blocks that sessions with a predicted set read.", ("result",)
+    ),
+    "page_in_blocks": Fact(
+        "page_in_blocks",
+        "Blocks wanted in memory ahead, by signal and what became of them.",
+        ("signal", "result"),
+    ),
     "prefetched_blocks": Fact(
         "prefetched_blocks", "Blocks prefetched, by what became of them.", ("result",)
     ),
@@ -156,6 +181,14 @@ class Metrics:
         self.copy_seconds = tuple(copies.labels(tier) for tier in TIERS)
         """By the tier written to."""
 
+        speeds = _gauge(
+            registry, "load_bytes_per_second", "How fast bytes are loaded, as measured.", ("tier",)
+        )
+        waits = _gauge(registry, "load_queue_seconds", "Loads that engines wait for.", ("tier",))
+        self.load_bytes_per_second = tuple(speeds.labels(tier) for tier in TIERS)
+        self.load_queue_seconds = tuple(waits.labels(tier) for tier in TIERS)
+        """By TierId, like the one before."""
+
         tier_gauges = {
             name: _gauge(registry, f"tier_{name}", meaning, ("tier",))
             for name, meaning in _TIER_MEANINGS.items()
@@ -195,6 +228,30 @@ class Metrics:
         self.evictor_lag_seconds = _histogram(
             registry, "evictor_lag_seconds", "Evictor: how long a tier was above its watermark."
         )
+        self.disk_write_budget_bytes = _gauge(
+            registry, "disk_write_budget_bytes", "Bytes that may be written to NVMe in 24 hours."
+        )
+        self.disk_written_day_bytes = _gauge(
+            registry, "disk_written_day_bytes", "Bytes written to NVMe in the last 24 hours."
+        )
+        self.disk_write_state = _gauge(
+            registry,
+            "disk_write_state",
+            "Budget of writes: 0 open, 1 no one-hit wonders, 2 closed.",
+        )
+        self.resident_late_seconds = _histogram(
+            registry, "resident_late_seconds", "Predicted working sets: how late they were whole."
+        )
+        self.prefetch_held_bytes = _gauge(
+            registry, "prefetch_held_bytes", "Loaded ahead and not used yet."
+        )
+        pauses = _gauge(
+            registry,
+            "prefetch_pause_seconds",
+            "Signals that wasted too much: paused for.",
+            ("signal",),
+        )
+        self.prefetch_pause_seconds = {signal: pauses.labels(signal) for signal in GUESSES}
         info = Info("kvstored_build", "What runs.", registry=registry)
         info.info({"version": build.version, "policy": build.policy, "codec": build.codec})
 

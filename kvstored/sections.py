@@ -7,12 +7,22 @@ from typing import Literal, Self, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvstored.fields import AnyPath, AutoSize, Devices, Duration, OptionalPath, Share, Size
+from kvstored.fields import (
+    GUESSES,
+    AnyPath,
+    AutoSize,
+    Devices,
+    Duration,
+    Guesses,
+    OptionalPath,
+    Share,
+    Size,
+)
 from kvstored.paging import HUGE_BYTES, HugePages
 
 
 def key_of(field: str) -> str:
-    return field.removesuffix("_bytes").removesuffix("_s")
+    return field if field.endswith("_per_s") else field.removesuffix("_bytes").removesuffix("_s")
 
 
 class Section(BaseModel):
@@ -106,11 +116,54 @@ class Disk(Section):
         le=255,
         description="hits that a block needs for a disk above `high`; below: none",
     )
+    write_budget_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="bytes that may be written to the disk in 24 hours; 0: no bound",
+    )
+    min_benefit_bytes: Size = Field(
+        default=0, ge=0, description="smallest prefix that is worth writing to the disk; 0: any"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         _check_watermarks(self.low, self.high)
         return self
+
+
+class Feedback(Section):
+    """What engines report of attention."""
+
+    blocks_per_s: int = Field(
+        default=10_000, ge=0, description="reported blocks taken a second; 0 turns the signal off"
+    )
+    sink_steps: int = Field(
+        default=64, ge=1, description="steps without a selection after which a block leaves earlier"
+    )
+    stable_steps: int = Field(
+        default=8, ge=1, description="selections on end after which a block counts as used"
+    )
+    weights: OptionalPath = Field(
+        default=None, description="what kvstored selection stats --weights wrote, or off"
+    )
+    log: OptionalPath = Field(
+        default=None, description="file in which reports are recorded, at most 128MiB, or off"
+    )
+
+
+class Prefetch(Section):
+    """Loading ahead of need."""
+
+    signals: Guesses = Field(
+        default=GUESSES,
+        description="guesses that are loaded: some of selection,session,sibling, or off",
+    )
+    share: Share = Field(
+        default=0.05, description="share of DRAM for what was loaded ahead and not used yet"
+    )
+    waste_max: Share = Field(
+        default=0.5, description="share of a signal's blocks that may go unused before it is paused"
+    )
 
 
 Switch = Literal["auto", "on", "off"]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
+from kvstored.cli.advice import advice_facts, advice_json
 from kvstored.cli.output import Command, ask, facts, json_option, progress, show, yes_option
-from kvstored.cli.params import SIZE
+from kvstored.cli.params import DURATION, SIZE
 from kvstored.cli.reach import (
     KeyWords,
     Target,
@@ -16,7 +17,7 @@ from kvstored.cli.reach import (
     opened,
 )
 from kvstored.cli.transfer import Shape, get_into, parts_of, put_from, sink_of, source_of
-from kvstored.client import GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
+from kvstored.client import GroupKind, GroupSpec, Keys, LoadQuestion, Namespace, NamespaceSpec
 from kvstored.core.types import TierId
 from kvstored.errors import InvalidArgument, NoSpace, NotFound
 from kvstored.pb import kvstored_pb2 as pb
@@ -48,14 +49,46 @@ def _piece_options(command: Command) -> Command:
 @click.command()
 @click.argument("namespace")
 @key_options
+@click.option(
+    "--advise",
+    "is_advised",
+    is_flag=True,
+    help="Tell how long the hit takes to load beside computing it, and the best split.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    metavar="TIME",
+    type=DURATION,
+    default=0.0,
+    help="With --advise: which prefix can be loaded within, such as 50ms.  [default: none]",
+)
+@click.option(
+    "--prefill-tokens-per-s",
+    metavar="N",
+    type=click.FloatRange(0, min_open=True),
+    help="With --advise: how fast the engine computes.  [default: as engines told]",
+)
 @daemon_options
 @json_option
-def match(*, namespace: str, words: KeyWords, target: Target, is_json: bool) -> None:
+def match(
+    *,
+    namespace: str,
+    words: KeyWords,
+    is_advised: bool,
+    deadline_s: float,
+    prefill_tokens_per_s: float | None,
+    target: Target,
+    is_json: bool,
+) -> None:
     """Find the longest stored prefix: hit, checkpoint and replay tokens, and why it ends."""
+    if not is_advised and (deadline_s or prefill_tokens_per_s):
+        raise click.UsageError("--deadline and --prefill-tokens-per-s go with --advise")
+    ask = LoadQuestion(deadline_s, prefill_tokens_per_s or 0.0) if is_advised else None
     with target.client() as client:
         there = opened(client, namespace)
         keys = words.of(there)
-        found = there.match(keys)
+        found = there.match(keys, ask=ask)
     by_tier = {tier.name.lower(): found.tier_blocks[tier] for tier in TierId}
     value = {
         "blocks": len(keys),
@@ -67,8 +100,13 @@ def match(*, namespace: str, words: KeyWords, target: Target, is_json: bool) -> 
         "miss_reason": found.miss_reason,
     }
     tiers = ", ".join(f"{count} {tier}" for tier, count in by_tier.items() if count)
-    shown = {**value, "tier_blocks": tiers or "none", "miss_reason": found.miss_reason or "no miss"}
-    show({**value, "keys": [key.hex() for key in keys]}, lambda: facts(shown), is_json=is_json)
+    shown: dict[str, object] = {**value, "tier_blocks": tiers or "none"}
+    shown["miss_reason"] = found.miss_reason or "no miss"
+    detail: dict[str, object] = {"keys": [key.hex() for key in keys]}
+    if found.advice is not None:
+        detail["advice"] = advice_json(found.advice)
+        shown.update(advice_facts(found.advice, has_deadline=deadline_s > 0))
+    show({**value, **detail}, lambda: facts(shown), is_json=is_json)
 
 
 @click.command()

@@ -60,9 +60,18 @@ def _stat_text(answer: pb.StatResponse) -> Group:
             f"{answer.requests} requests by {answer.sessions} sessions",
         }
     )
+    budgets = facts(
+        {
+            f"{tier.name} writes": f"{units.format_about(tier.written_day_bytes)} of "
+            f"{units.format_about(tier.write_budget_bytes)} in 24 hours: {tier.write_state}"
+            for tier in answer.tiers
+            if tier.write_budget_bytes
+        }
+    )
     counters = facts({name: _count(name, n) for name, n in sorted(answer.counters.items())})
     codecs = _codecs_text(answer)
     tables: list[RenderableType] = [_tiers_text(answer), *([codecs] if codecs.rows else [])]
+    tables += [budgets] if budgets.rows else []
     tables += [f"{tier.name} is off: {tier.reason}" for tier in answer.tiers if tier.reason]
     return Group(head, "", *tables, "", counters)
 

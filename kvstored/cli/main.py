@@ -47,6 +47,12 @@ def _inspect() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _schedule() -> tuple[click.Command, ...]:
+    from kvstored.cli.schedule import schedule
+
+    return (schedule,)
+
+
 def _advise() -> tuple[click.Command, ...]:
     from kvstored.cli.advise import advise
 
@@ -89,6 +95,12 @@ def _codec() -> tuple[click.Command, ...]:
     return COMMANDS
 
 
+def _selection() -> tuple[click.Command, ...]:
+    from kvstored.cli.selection import COMMANDS
+
+    return COMMANDS
+
+
 def _processes() -> tuple[click.Command, ...]:
     from kvstored.cli.processes import daemon, front
 
@@ -108,6 +120,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
     "Look inside": {
         **dict.fromkeys(("stat", "tree", "leases", "explain", "locate", "events"), _inspect),
         "namespaces": _namespaces,
+        "schedule": _schedule,
         "advise": _advise,
     },
     "Blocks": {
@@ -116,7 +129,7 @@ _FAMILIES: dict[str, dict[str, Load]] = {
         **dict.fromkeys(("remove", "clear"), _data),
     },
     "Namespaces": dict.fromkeys(("retire", "remove-namespace"), _namespaces),
-    "Prove it": {"verify": _verify, "replay": _replay, "codec": _codec},
+    "Prove it": {"verify": _verify, "replay": _replay, "codec": _codec, "selection": _selection},
 }
 _HIDDEN: dict[str, Load] = dict.fromkeys(("daemon", "front"), _processes)
 _LOADS = {name: load for family in (*_FAMILIES.values(), _HIDDEN) for name, load in family.items()}

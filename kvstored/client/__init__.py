@@ -7,12 +7,29 @@ from kvstored.client.aio import AsyncClient, AsyncNamespace
 from kvstored.client.client import Client
 from kvstored.client.keys import Keys
 from kvstored.client.namespace import Namespace
-from kvstored.client.results import GetResult, Job, Located, OptimisticReads, Pinned, PutResult
+from kvstored.client.results import (
+    AccessReport,
+    GetResult,
+    Job,
+    Located,
+    OptimisticReads,
+    Pinned,
+    PutResult,
+)
 from kvstored.client.scatter import Gather
 from kvstored.client.view import View
+from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.core.hints import FollowUp, Hint
-from kvstored.core.types import Access, CheckpointPolicy, GroupKind, GroupSpec, Match, NamespaceSpec
+from kvstored.core.types import (
+    Access,
+    Advice,
+    CheckpointPolicy,
+    GroupKind,
+    GroupSpec,
+    Match,
+    NamespaceSpec,
+)
 from kvstored.errors import (
     Busy,
     Conflict,
@@ -30,6 +47,8 @@ from kvstored.errors import (
 
 __all__ = [
     "Access",
+    "AccessReport",
+    "Advice",
     "AsyncClient",
     "AsyncNamespace",
     "Busy",
@@ -50,6 +69,7 @@ __all__ = [
     "Keys",
     "KvstoredError",
     "LeaseLost",
+    "LoadQuestion",
     "Located",
     "Match",
     "Namespace",
@@ -60,6 +80,7 @@ __all__ = [
     "OptimisticReads",
     "PermissionDenied",
     "Pinned",
+    "PrefillRun",
     "PutResult",
     "ReadStatus",
     "Unavailable",

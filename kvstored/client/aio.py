@@ -127,6 +127,8 @@ class AsyncNamespace:
     prefetch = _async(Namespace.prefetch)
     touch = _async(Namespace.touch)
     report = _async(Namespace.report)
+    report_access = _async(Namespace.report_access)
+    report_resident = _async(Namespace.report_resident)
     remove = _async(Namespace.remove)
     clear = _async(Namespace.clear)
     begin_request = _async(Namespace.begin_request)

@@ -3,11 +3,16 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from numpy.typing import ArrayLike
+
+from kvstored.client.advice import advice_of, ask_for
+from kvstored.client.attention import access_message, resident_message
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
 from kvstored.client.keys import ExtraKeys, Keys, checked, token_keys
 from kvstored.client.links import Link, Linked, milliseconds, opened
-from kvstored.client.results import Job, Located, OpenedNamespace, Pinned
+from kvstored.client.results import AccessReport, Job, Located, OpenedNamespace, Pinned
+from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import Tokens
 from kvstored.core.types import Match
@@ -34,15 +39,28 @@ class NamespaceCalls:
         """
         return token_keys(self.digest, self.spec, tokens, extra_keys)
 
-    def match(self, keys: Keys, *, exact: bool = False, timeout_s: float | None = None) -> Match:
+    def match(
+        self,
+        keys: Keys,
+        *,
+        ask: LoadQuestion | None = None,
+        conversation: str = "",
+        exact: bool = False,
+        timeout_s: float | None = None,
+    ) -> Match:
+        """The longest stored prefix. With `ask` (`LoadQuestion()` will do) its `advice` tells what loading it takes, beside computing it. `conversation`: as
+        the session of hints; what its last turn left on NVMe begins to come up."""
         with self._link(timeout_s) as link:
             request = pb.MatchRequest(
                 namespace=self.digest,
                 keys=checked(keys).message(),
                 last_valid_tokens=keys.last_valid_tokens,
                 session=link.session.token,
+                conversation=conversation,
                 exact=exact,
             )
+            if ask is not None:
+                ask_for(request, ask)
             answer = link.call("Match", request, pb.MatchResponse, self._timeout_s(timeout_s))
         hbm, dram, nvme, remote = [*answer.tier_blocks, 0, 0, 0, 0][:4]
         return Match(
@@ -52,6 +70,7 @@ class NamespaceCalls:
             replay_tokens=answer.replay_tokens,
             tier_blocks=(hbm, dram, nvme, remote),
             miss_reason=answer.miss_reason,
+            advice=advice_of(answer.advice) if answer.HasField("advice") else None,
             lossy_blocks=answer.lossy_blocks,
         )
 
@@ -145,6 +164,40 @@ class NamespaceCalls:
             answer = link.call("Report", request, pb.ReportResponse, self._timeout_s(timeout_s))
         return answer.blocks
 
+    def report_access(
+        self,
+        keys: Keys,
+        selected: ArrayLike | None = None,
+        *,
+        mass: Sequence[float] = (),
+        group: str = "",
+        layer: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AccessReport:
+        """Tells which blocks some decode steps selected, (steps, keys) booleans, oldest first, or the attention mass of each key in one step. Advisory;
+        many steps in one report cost the daemon little more than one."""
+        request = access_message(self.spec, keys, selected, mass, group, layer)
+        request.namespace = self.digest
+        with self._link(timeout_s) as link:
+            request.session = link.session.token
+            answer = link.call(
+                "ReportAccess", request, pb.ReportAccessResponse, self._timeout_s(timeout_s)
+            )
+        return AccessReport(answer.taken, answer.blocks, answer.raised, answer.wanted)
+
+    def report_resident(
+        self, keys: Keys, *, deadline_s: float, timeout_s: float | None = None
+    ) -> int:
+        """Predicts what is going to be read by then, in place of this session's earlier prediction; the blocks that are scheduled to come up for it."""
+        request = resident_message(keys, deadline_s)
+        request.namespace = self.digest
+        with self._link(timeout_s) as link:
+            request.session = link.session.token
+            answer = link.call(
+                "ReportResident", request, pb.ReportResidentResponse, self._timeout_s(timeout_s)
+            )
+        return answer.wanted
+
     def remove(self, keys: Keys, *, timeout_s: float | None = None) -> int:
         """Forgets blocks in every tier; how many there were."""
         request = pb.RemoveRequest(namespace=self.digest, keys=checked(keys).message())
@@ -167,10 +220,14 @@ class NamespaceCalls:
         *,
         request_id: bytes = b"",
         hint: Hint = NO_HINT,
+        load_deadline_s: float = 0,
+        for_transfer: bool = False,
+        batch: bytes = b"",
         timeout_s: float | None = None,
     ) -> bytes:
         """A running request claims the path of these keys until it completes or this session ends; its id. `hint`: what is known already,
-        such as the session; the rest may follow at its completion."""
+        such as the session; the rest may follow at its completion. `load_deadline_s`: what lies on NVMe is scheduled to be in DRAM by then;
+        `for_transfer`: it is going to be sent to another node. `batch`: a name that requests with much in common share."""
         with self._link(timeout_s) as link:
             request = pb.BeginRequestRequest(
                 session=link.session.token,
@@ -178,6 +235,9 @@ class NamespaceCalls:
                 keys=checked(keys).message(),
                 request_id=request_id,
                 hint=hint_message(hint),
+                load_deadline_ms=milliseconds(load_deadline_s),
+                for_transfer=for_transfer,
+                batch=batch,
             )
             timeout_s = self._timeout_s(timeout_s)
             answer = link.call("BeginRequest", request, pb.BeginRequestResponse, timeout_s)
@@ -200,15 +260,21 @@ class NamespaceCalls:
         *,
         discard: bool = False,
         hint: Hint = NO_HINT,
+        prefill: PrefillRun | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped. `hint`: what is known of it at last."""
+        """Ends the claim; `discard` also forgets what only this request used. Blocks dropped. `hint`: what is known of it at last; `prefill`:
+        what had to be computed for it, from which the daemon knows how fast the namespace's engines are."""
+        run = prefill or PrefillRun(0, 0.0)
         with self._link(timeout_s) as link:
             request = pb.CompleteRequestRequest(
                 session=link.session.token,
                 request_id=request_id,
                 outcome=pb.DISCARD if discard else pb.CACHE,
                 hint=hint_message(hint),
+                prefill_tokens=run.tokens,
+                prefill_first_token=run.first_token,
+                prefill_s=run.seconds,
             )
             answer = link.call(
                 "CompleteRequest", request, pb.CompleteRequestResponse, self._timeout_s(timeout_s)

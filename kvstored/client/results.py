@@ -137,6 +137,16 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessReport:
+    """`taken` False: shed, over the daemon's rate. `blocks` were there; `raised` of them count as used, `wanted` of those come up from NVMe."""
+
+    taken: bool
+    blocks: int
+    raised: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A prefetch; `blocks` is what it has to load."""
 

@@ -37,7 +37,8 @@ from kvstored.core.readability import (
     refresh,
 )
 from kvstored.core.rows import Tables
-from kvstored.core.types import Heat, NamespaceId, Part, Rows, TierId, as_rows
+from kvstored.core.sinks import Sinks
+from kvstored.core.types import NamespaceId, Part, Rows, TierId, as_rows
 
 WAITING_SLACK = 4096
 
@@ -59,6 +60,7 @@ class Books(Tables):
         self.history = History(limits.history_max)
         self.waiting: deque[int] = deque()
         self.lifetimes = Lifetimes()
+        self.sinks = Sinks(self, self.consider)
         self.policy: Policy = policy_named(policy, self)
         self.asked = Asked(self)
 
@@ -300,6 +302,7 @@ class Books(Tables):
         if copies.state[copy] != READY:
             copies.state[copy] = READY
             self.space.books[tier].dirty += 1
+            self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
             self.count_sink(copy, block, tier)
         was_readable = self.blocks.fast[block] != NOT_READABLE
         self.blocks.last_s[block] = max(self.blocks.last_s[block], now_s)
@@ -390,11 +393,5 @@ class Books(Tables):
         self.copies.flags[first] &= ~FIRST & 0xFF
 
     def count_sink(self, copy: int, block: int, tier: TierId) -> None:
-        """A copy that just became ready is exempt if it is a sink and sinks have not used up their share."""
-        book, units = self.space.books[tier], int(self.copies.units[copy])
-        cap = int(book.granted * book.limits.sink_share)
-        if int(self.copies.part[copy]) == Part.CHECKPOINT:
-            return
-        if self.heat(block) is Heat.SINK and book.sinks + units <= cap:
-            self.copies.flags[copy] |= SINK
-            book.sinks += units
+        """A copy just became ready, and its block's last use is known. While a tier is recovered what was counted first stays."""
+        self.sinks.count(copy, block, tier, may_yield=tier not in self.recovering)

@@ -77,7 +77,7 @@ class TierLimits:
     namespace with such groups is open. `sink_share`: of the capacity that sinks may hold exempt from eviction. `lease_share`,
     `pin_share`: of the capacity that leases and pins may hold. `aside_share`: of the capacity that sessions may hold for puts to come,
     each of them half of that. `admit_hits`: a block is written to this tier once it was hit so
-    often, or has children (0: always).
+    often, or has children (0: always). `write_budget_bytes`: a day, `min_benefit_bytes`: of a path, both of this tier (0: no bound).
     """
 
     tier: TierId
@@ -90,6 +90,8 @@ class TierLimits:
     pin_share: float = 0.5
     aside_share: float = 0.125
     admit_hits: int = 0
+    write_budget_bytes: int = 0
+    min_benefit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

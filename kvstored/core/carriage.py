@@ -21,6 +21,7 @@ from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
 from kvstored.core.policies.base import budget_of
+from kvstored.core.prefetched import Prefetched
 from kvstored.core.referring import keep_references, not_written, note_lossy, referring
 from kvstored.core.space import units_of
 from kvstored.core.types import Budget, NamespaceId, Part, Place, Rows, TierId, as_rows
@@ -31,6 +32,7 @@ class Carriage:
     def __init__(self, books: Books, evictor: Evictor) -> None:
         self._books = books
         self._evictor = evictor
+        self.ahead = Prefetched(books)
         self.tasks: dict[int, CopyTask] = {}
         self.runs: dict[int, CopyRun] = {}
         """By the first of their ids."""

@@ -36,11 +36,13 @@ from kvstored.core.fills import Fills
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
-from kvstored.core.naming import forget_blocks, is_being_put, readable_rows
+from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
+from kvstored.core.plan import Bounds
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.referring import tell_contents
 from kvstored.core.rights import FillRun
+from kvstored.core.schedule import Scheduler
 from kvstored.core.types import (
     KeyBatch,
     Layout,
@@ -53,13 +55,11 @@ from kvstored.core.types import (
 )
 from kvstored.core.usage import blocks_in
 from kvstored.core.views import TierUse
-from kvstored.core.write_back import WriteBack
-from kvstored.errors import Busy, Conflict, NotFound
+from kvstored.errors import Busy, NotFound
 
 
 class Catalog:
-    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost. `looking` answers
-    what operators ask, and changes nothing."""
+    """`epoch`: this boot of the daemon; ids of fills, leases and pins carry it, so that those of another boot are lost."""
 
     def __init__(
         self, *, tiers: Sequence[TierLimits], policy: str, limits: Limits, epoch: int
@@ -67,10 +67,12 @@ class Catalog:
         first_id = epoch << 32
         self.books = Books(tiers=tiers, policy=policy, limits=limits, epoch=epoch)
         self._evictor = Evictor(self.books)
+        self.feedback = self._evictor.feedback
         self.quarantine = Quarantine(self.books)
         self.carriage = Carriage(self.books, self._evictor)
-        self._write_back = WriteBack(self.books, self.carriage)
         self.demotion = Demotion(self.books, self.carriage)
+        self.scheduler = Scheduler(self.books, self._evictor, self.carriage)
+        self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
@@ -196,15 +198,8 @@ class Catalog:
         Readers of the old keep it; new ones miss until the commit, also when the writer never comes to it.
         """
         self._know(call.session)
-        if not self.books.layouts[call.ns].spec.mutable:
-            raise Conflict("blocks of this namespace are immutable: declare it mutable")
         _, current = self.locate(call.ns, call.keys)
-        for i, (now, then) in enumerate(zip(current.tolist(), generations, strict=True)):
-            if now != then:
-                raise Conflict(f"generation moved on: index={i} current={now} given={then}")
-        for i, row in enumerate(self.books.index.find(call.keys.fingerprints).tolist()):
-            if row >= 0 and is_being_put(self.books, row, self.carriage.is_target):
-                raise Conflict(f"somebody is writing it: index={i}")
+        check_replaceable(self.books, call, current.tolist(), generations, self.carriage.is_target)
         return self._fills.replace(call, now_s)
 
     def commit(
@@ -325,16 +320,18 @@ class Catalog:
     def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
         self.carriage.abort(task, reason, now_s)
 
-    def write_back(self, bytes_max: int, now_s: float) -> list[Copying]:
-        return self._write_back.begin(bytes_max, now_s)
+    def write_back(self, bytes_max: int, now_s: float) -> Sequence[Copying]:
+        return self.scheduler.run(Bounds(write_bytes=bytes_max), now_s).writes
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        return self.demotion.flush(bytes_max, now_s) + self._write_back.flush(bytes_max, now_s)
+        return self.demotion.flush(bytes_max, now_s) + self.scheduler.write_back.flush(
+            bytes_max, now_s
+        )
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""
-        return self._evictor.trim(tier, now_s, copies_max)
+        return self.scheduler.run(Bounds({tier: copies_max}), now_s).evicted[tier]
 
     def shed(self, tier: TierId, now_s: float, copies_max: int) -> int:
         """Evict about so many copies whatever the watermarks: the tier's index runs full, not its space. Copies that left."""

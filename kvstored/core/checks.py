@@ -32,7 +32,7 @@ def check(
     _check_copies(books, fills, carriage)
     _check_space(books)
     books.space.frames.check()
-    _check_holds(books, fills, leases, claims)
+    _check_holds(books, fills, leases, claims, carriage)
 
 
 def _check_blocks(books: Books) -> None:
@@ -132,12 +132,15 @@ def _check_space(books: Books) -> None:
         assert taken == sum(used) + aside, f"leak in tier={tier.name}"
 
 
-def _check_holds(books: Books, fills: Fills, leases: Leases, claims: Claims) -> None:
+def _check_holds(
+    books: Books, fills: Fills, leases: Leases, claims: Claims, carriage: Carriage
+) -> None:
     holds: Counter[int] = Counter()
     for fill in fills.open:
         holds[fill.block] += 1
     paths = [lease.path for lease in leases.open.values()]
     paths += [pin.path for pin in claims.pins.values()]
+    paths += [each.path for each in carriage.ahead.ahead]
     for path in paths:
         holds.update(path.tolist())
     for request in claims.requests.values():

@@ -110,6 +110,12 @@ def copies_in(copying: Copying) -> int:
     return len(copying) if isinstance(copying, CopyRun) else 1
 
 
+def bytes_in(copying: Copying) -> int:
+    if isinstance(copying, CopyRun):
+        return copying.size_bytes
+    return sum(move.length for move in copying.moves)
+
+
 def targets_of(copying: Copying) -> list[int]:
     """The target copies."""
     if isinstance(copying, CopyRun):

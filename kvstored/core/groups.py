@@ -116,17 +116,50 @@ def checkpoint_tokens(
     assert 0 <= hit_blocks <= len(have)
     if hit_blocks == 0:
         return 0
-    usable = np.ones(hit_blocks, dtype=np.bool_)
-    for i, group in enumerate(spec.groups):
-        if not group.is_required:
-            present = (have[:hit_blocks] >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
-            usable &= _usable(group, present, valid_tokens, spec.block_tokens)
-    boundaries = np.flatnonzero(usable)
+    boundaries = np.flatnonzero(resumable(spec, valid_tokens, have[:hit_blocks]))
     if len(boundaries) == 0:
         return 0
     last = int(boundaries[-1])
     missing = spec.block_tokens - valid_tokens if last == hit_blocks - 1 else 0
     return (last + 1) * spec.block_tokens - missing
+
+
+def resumable(spec: NamespaceSpec, valid_tokens: int, have: GroupMasks) -> NDArray[np.bool_]:
+    """At the end of which of these blocks, from the start of the sequence on, an engine can resume;
+    the last one has `valid_tokens`.
+    """
+    usable = np.ones(len(have), dtype=np.bool_)
+    for i, group in enumerate(spec.groups):
+        if not group.is_required:
+            present = (have >> np.uint64(i) & np.uint64(1)).astype(np.bool_)
+            usable &= _usable(group, present, valid_tokens, spec.block_tokens)
+    return usable
+
+
+def required_bytes(spec: NamespaceSpec, valid_tokens: int) -> int:
+    """Bytes of a block's required groups, of all shards."""
+    return sum(
+        expected_bytes(group, valid_tokens, spec.block_tokens)
+        * (spec.shards if group.sharded else 1)
+        for group in spec.groups
+        if group.is_required
+    )
+
+
+def resume_bytes(spec: NamespaceSpec) -> int:
+    """Bytes of the window and state groups that are read where a path is resumed, of all shards."""
+    total = 0
+    for group in spec.groups:
+        if not group.is_required:
+            shards = spec.shards if group.sharded else 1
+            is_rows = group.kind is GroupKind.WINDOW and group.per_block
+            blocks = (
+                window_blocks(group.window_tokens, spec.block_tokens, spec.block_tokens)
+                if is_rows
+                else 1
+            )
+            total += group.bytes_per_block * shards * blocks
+    return total
 
 
 def _usable(

@@ -24,19 +24,38 @@ def drop_victims(
     books: Books, victim: int, units: int, most: int, reason: Reason, now_s: float
 ) -> int:
     """Forget the policy's victim, and with it those that would follow it until so many units or copies have left. How many left."""
-    own = int(books.copies.units[victim])
-    count = min(most, -(-units // own)) if own else 1
-    if count >= MANY and int(books.copies.tier[victim]) <= TierId.DRAM:
-        is_only = int(books.copies.next[victim]) < 0
-        is_only &= int(books.blocks.first_copy[books.copies.block[victim]]) == victim
-        find, drop = (only_run, drop_run) if is_only else (clean_run, drop_clean)
-        run = find(books, victim, units, count)
-        if len(run) >= MANY:
-            drop(books, run, reason, now_s)
-            return len(run)
+    run = _run_from(books, victim, units, most)
+    if len(run):
+        drop = drop_run if _is_only(books, victim) else drop_clean
+        drop(books, run, reason, now_s)
+        return len(run)
     if not drop_leaf(books, victim, reason, now_s):
         books.drop_copy(victim, reason, now_s)
     return 1
+
+
+def victims_from(books: Books, victim: int, units: int, most: int) -> Rows:
+    """The policy's victim, and those that leave with it in one step. Changes nothing."""
+    run = _run_from(books, victim, units, most)
+    return run if len(run) else as_rows([victim])
+
+
+def _run_from(books: Books, victim: int, units: int, most: int) -> Rows:
+    """Empty where that is one alone."""
+    own = int(books.copies.units[victim])
+    count = min(most, -(-units // own)) if own else 1
+    if count >= MANY and int(books.copies.tier[victim]) <= TierId.DRAM:
+        find = only_run if _is_only(books, victim) else clean_run
+        run = find(books, victim, units, count)
+        if len(run) >= MANY:
+            return run
+    return np.empty(0, dtype=np.int32)
+
+
+def _is_only(books: Books, victim: int) -> bool:
+    """Whether the block has no other copy."""
+    is_first = int(books.blocks.first_copy[books.copies.block[victim]]) == victim
+    return is_first and int(books.copies.next[victim]) < 0
 
 
 def only_run(books: Books, victim: int, units: int, count: int) -> Rows:

@@ -5,13 +5,15 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.advice import HitPath
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.carriage import Carriage
 from kvstored.core.claims import Claims
 from kvstored.core.columns import FILLING, READY
 from kvstored.core.fills import Fills, held_units
-from kvstored.core.groups import checkpoint_tokens
+from kvstored.core.groups import checkpoint_tokens, required_bytes, resumable, resume_bytes
+from kvstored.core.hints import Hint
 from kvstored.core.leases import Leases
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.referring import is_lossy
@@ -54,6 +56,14 @@ class Looking:
         self._claims = claims
         self._carriage = carriage
 
+    def end_of(self, session: int, request_id: bytes) -> tuple[Fingerprint, Hint] | None:
+        """Where the path of a running request ends, and what was said at its begin."""
+        request = self._claims.request(session, request_id)
+        if not request.path:
+            return None
+        depth = self._books.tree.depth
+        return self._books.fingerprint(max(request.path, key=depth.item)), request.hint
+
     def copies_of(self, ns: NamespaceId, fingerprint: Fingerprint) -> list[int]:
         block = self._books.index.find_one(fingerprint)
         if block < 0 or self._books.blocks.ns[block] != ns:
@@ -93,6 +103,18 @@ class Looking:
             miss_reason="" if hit == len(rows) else self._reason(rows, keys, hit),
             lossy_blocks=int(np.count_nonzero(lossy[:hit])),
         )
+
+    def hit_path(self, ns: NamespaceId, keys: KeyBatch, hit_blocks: int) -> HitPath:
+        """The first `hit_blocks` of the keys, which `match` found readable, as it takes to weigh loading them."""
+        blocks, spec = self._books.blocks, self._books.layouts[ns].spec
+        run = self._books.index.find(keys.fingerprints[:hit_blocks])
+        tokens = blocks.valid[run].astype(np.int64)
+        sizes = np.full(len(run), required_bytes(spec, spec.block_tokens), dtype=np.int64)
+        last = int(tokens[-1]) if len(run) else spec.block_tokens
+        sizes[-1:] = required_bytes(spec, last)
+        have = blocks.have[run].astype(np.uint64)
+        is_boundary = resumable(spec, last, have) if len(run) else np.zeros(0, dtype=np.bool_)
+        return HitPath(blocks.fast[run], sizes, tokens, is_boundary, resume_bytes(spec))
 
     def _lossy(self, rows: Rows, readable: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which of these blocks are not what was put."""

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Reason, TouchEvent
+from kvstored.core.calls import Reason, Reserve, TouchEvent
 from kvstored.core.columns import FILLING
 from kvstored.core.leaving import drop_path
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import KeyBatch, NamespaceId, Rows, TierId, as_rows
+from kvstored.errors import Conflict
 
 PATH_EVERY = 64
 """After so many blocks that went one by one, a path is tried again."""
@@ -57,6 +58,24 @@ def is_being_put(books: Books, block: int, is_target: Callable[[int], bool]) -> 
         and not is_target(copy)
         for copy in books.copies_of(block)
     )
+
+
+def check_replaceable(
+    books: Books,
+    call: Reserve,
+    current: Sequence[int],
+    generations: Sequence[int],
+    is_target: Callable[[int], bool],
+) -> None:
+    """Conflict unless all keys have the given generations, nobody is writing one, and the namespace is mutable."""
+    if not books.layouts[call.ns].spec.mutable:
+        raise Conflict("blocks of this namespace are immutable: declare it mutable")
+    for i, (now, then) in enumerate(zip(current, generations, strict=True)):
+        if now != then:
+            raise Conflict(f"generation moved on: index={i} current={now} given={then}")
+    for i, row in enumerate(books.index.find(call.keys.fingerprints).tolist()):
+        if row >= 0 and is_being_put(books, row, is_target):
+            raise Conflict(f"somebody is writing it: index={i}")
 
 
 def forget_blocks(books: Books, rows: Sequence[int], reason: Reason, now_s: float) -> int:

@@ -269,9 +269,9 @@ def make_ready(
     copies.state[at] = READY
     book = books.space.books[WRITE_TIER]
     book.dirty += len(at)
+    blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
     for i in np.flatnonzero(books.are_sinks(owners)).tolist():
         books.count_sink(int(at[i]), int(owners[i]), WRITE_TIER)
-    blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
     begin = 0
     for count in lengths:
         books.policy.touch(at[begin : begin + count], TouchEvent.STORED, now_s)

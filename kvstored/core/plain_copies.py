@@ -128,9 +128,9 @@ def finish_run(books: Books, run: CopyRun, kept: Places, now_s: float) -> None:
     pieces.state[at] = READY
     book = books.space.books[target]
     book.dirty += len(rows)
+    blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
     for i in np.flatnonzero(books.are_sinks(owners)).tolist():
         books.count_sink(int(rows[i]), int(owners[i]), target)
-    blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
     books.policy.touch(rows, TouchEvent.STORED, now_s)
     faster, tier = (rows, target) if target < run.source else (sources, run.source)
     books.space.books[tier].dirty -= int(np.count_nonzero(table.flags[faster] & CLEAN == 0))

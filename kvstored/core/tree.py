@@ -236,6 +236,11 @@ class PrefixTree(Links):
         """Id of the run that holds this row, -1 when it is not in the tree."""
         return self._nodes[row]
 
+    def run_ends(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
+        """Of the run that holds each row, its last row and that one's depth."""
+        tails: Rows = np.frombuffer(self._tails, dtype=np.int32)[self.node[rows]]
+        return tails, self.depth[tails].astype(np.int64)
+
     def nodes(self, start: int, limit: int) -> Iterator[PrefixNode]:
         """At most `limit` nodes with ids from `start` on; go on from the last id + 1."""
         for node in range(max(start, 0), len(self._lengths)):

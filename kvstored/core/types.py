@@ -220,6 +220,30 @@ Place = tuple[Extent, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """Blocks count from the head of the path; all times are seconds from now, for the whole hit unless said.
+
+    `load_s`, `load_bytes`: of what lies in each tier, by TierId. `prefill_s` and the splits are those of a known prefill speed, else 0 and the whole hit.
+    `split`: load so many blocks first, then compute the rest of the hit; `overlap`: compute so many first blocks while the others load.
+    `deadline`: blocks that can be loaded by then; the whole hit where none was given.
+    """
+
+    load_bytes: tuple[int, int, int, int]
+    load_s: tuple[float, float, float, float]
+    queue_s: float
+    total_load_s: float
+    prefill_s: float
+    prefill_source: str
+    split_blocks: int
+    split_tokens: int
+    split_s: float
+    overlap_blocks: int
+    overlap_s: float
+    deadline_blocks: int
+    deadline_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """What a prefix of keys finds: blocks and tokens of the longest readable run, and the last usable checkpoint within it."""
 
@@ -232,6 +256,8 @@ class Match:
     miss_reason: str
     lossy_blocks: int = 0
     """Of hit_blocks, how many are near what was put and not equal."""
+    advice: Advice | None = None
+    """Whether loading them is worth it, where that was asked."""
 
 
 def as_rows(values: Sequence[int]) -> Rows:

@@ -1,11 +1,13 @@
 """Which copies in memory are written to NVMe, in the order in which they became dirty: plain ones as runs, others as tasks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.admission import Admission
 from kvstored.core.books import Books
 from kvstored.core.carriage import Carriage
 from kvstored.core.columnar import Places
@@ -15,7 +17,7 @@ from kvstored.core.plain_reads import are_movable
 from kvstored.core.policies.base import budget_of
 from kvstored.core.referring import is_behind
 from kvstored.core.space import units_of
-from kvstored.core.types import Budget, Rows, TierId, as_rows
+from kvstored.core.types import UNIT_BYTES, Budget, Rows, TierId, as_rows
 
 REFUSALS_MAX = 16
 """Copies without room that one call passes over: others may be smaller, or of the other budget."""
@@ -45,9 +47,10 @@ class _Round:
 
 
 class WriteBack:
-    def __init__(self, books: Books, carriage: Carriage) -> None:
+    def __init__(self, books: Books, carriage: Carriage, admission: Admission) -> None:
         self._books = books
         self._carriage = carriage
+        self._admission = admission
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like `begin`, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
@@ -63,12 +66,14 @@ class WriteBack:
         return self.begin(bytes_max, now_s, everything=True)
 
     def begin(self, bytes_max: int, now_s: float, *, everything: bool = False) -> list[Copying]:
-        """Copies to carry to NVMe, oldest first. While the disk has room every block is admitted, later only
-        those that were hit; `everything` admits all."""
+        """Copies to carry to NVMe, oldest first. While the disk has room every block is admitted that is worth it, later only
+        those that were hit; `everything` admits all. Where the day's budget is used up they wait."""
         books = self._books
         has_disk = TierId.NVME in books.space.books and TierId.NVME not in books.recovering
         if not has_disk or not books.limits.writes_back:
             return []
+        if not everything:
+            bytes_max = min(bytes_max, self._admission.budget.left(now_s))
         refusals_max = len(books.waiting) + 1 if everything else REFUSALS_MAX
         round_ = _Round(bytes_max, everything, refusals_max, now_s, [], [])
         while books.waiting and not round_.is_over():
@@ -78,6 +83,28 @@ class WriteBack:
         for copy in (*round_.behind, *round_.again):
             books.wait(copy)
         return round_.begun
+
+    def look(self, now_s: float) -> Iterator[tuple[int, str]]:
+        """Copies in the order in which `begin` looks at them, and why each is not written, empty where it is. Changes nothing."""
+        books, copies = self._books, self._books.copies
+        if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
+            return
+        left, units = self._admission.budget.left(now_s), 0
+        for copy in dict.fromkeys(islice(books.waiting, LOOKS_MAX)):
+            is_waiting = copies.flags[copy] & WAITING and copies.state[copy] == READY
+            if not is_waiting or copies.flags[copy] & CLEAN:
+                continue
+            refusal = self._admission.refusal(int(copies.block[copy]), now_s)
+            own = int(copies.units[copy])
+            if own * UNIT_BYTES > left:
+                yield copy, "budget"
+            elif refusal is not None:
+                yield copy, refusal.value
+            elif not self._is_hot_enough(copy, units):
+                yield copy, "not hit"
+            else:
+                left, units = left - own * UNIT_BYTES, units + own
+                yield copy, ""
 
     # ---- one by one
 
@@ -90,7 +117,11 @@ class WriteBack:
         copies.flags[copy] &= ~WAITING & 0xFF
         if copies.state[copy] != READY or copies.flags[copy] & CLEAN:
             return
-        if not (round_.everything or self._is_admitted(copy)):
+        if not round_.everything and self._is_beyond_budget(copy, round_):
+            copies.flags[copy] |= WAITING
+            books.waiting.appendleft(copy)
+            return
+        if not (round_.everything or self._is_admitted(copy, round_)):
             return
         if is_behind(books, copy):
             round_.behind.append(copy)
@@ -98,17 +129,38 @@ class WriteBack:
         task = self._carriage.begin(copy, TierId.NVME, round_.now_s)
         if task is not None:
             round_.begun.append(task)
-            round_.bytes_left -= sum(move.length for move in task.moves)
+            self._spend(round_, sum(move.length for move in task.moves))
         elif books.copy_in(int(copies.block[copy]), TierId.NVME, int(copies.part[copy])) < 0:
             round_.again.append(copy)
 
-    def _is_admitted(self, copy: int) -> bool:
+    def _spend(self, round_: _Round, size_bytes: int) -> None:
+        round_.bytes_left -= size_bytes
+        self._admission.budget.spend(size_bytes, round_.now_s)
+
+    def _is_beyond_budget(self, copy: int, round_: _Round) -> bool:
+        """Whether a copy is more than the day has left: nothing else is begun then, until some of it is free again."""
+        budget = self._admission.budget
+        if int(self._books.copies.units[copy]) * UNIT_BYTES <= budget.left(round_.now_s):
+            return False
+        budget.refuse()
+        round_.bytes_left = 0
+        return True
+
+    def _is_admitted(self, copy: int, round_: _Round) -> bool:
         """One-hit wonders do not push others from a disk that is near its high watermark."""
         books = self._books
-        budget = budget_of(int(books.copies.part[copy]))
-        if self._room(budget) >= int(books.copies.units[copy]):
-            return True
         block = int(books.copies.block[copy])
+        if self._admission.refusal(block, round_.now_s) is not None:
+            self._admission.count(as_rows([block]), round_.now_s)
+            return False
+        return self._is_hot_enough(copy)
+
+    def _is_hot_enough(self, copy: int, units_before: int = 0) -> bool:
+        """`units_before`: that others take first."""
+        books, block = self._books, int(self._books.copies.block[copy])
+        budget = budget_of(int(books.copies.part[copy]))
+        if self._room(budget) - units_before >= int(books.copies.units[copy]):
+            return True
         return int(books.blocks.hits[block]) >= books.space.books[TierId.NVME].limits.admit_hits
 
     def _room(self, budget: Budget) -> int:
@@ -129,8 +181,11 @@ class WriteBack:
             return False
         length = int(books.pieces.length[copies.first_piece[first]])
         count = min(self._room_for(length), round_.looks_left, -(-round_.bytes_left // length))
+        if not round_.everything:
+            count = min(count, self._admission.budget.left(round_.now_s) // length)
         row = as_rows(list(islice(books.waiting, max(count, 0))))
         count, run = self._alike(row, int(books.blocks.ns[copies.block[first]]), length)
+        run, refused = self._worth(run, round_)
         places = self._places(length, len(run)) if len(run) >= RUN_MIN else None
         if places is None:
             round_.singles = count
@@ -138,13 +193,20 @@ class WriteBack:
         for _ in range(count):
             books.waiting.popleft()
         copies.flags[row[:count]] &= ~WAITING & 0xFF
+        self._admission.count(refused, round_.now_s)
         begun = self._carriage.open_run(run, TierId.NVME, places, np.arange(len(run)))
         self._note(round_, begun, count)
         return True
 
+    def _worth(self, run: Rows, round_: _Round) -> tuple[Rows, Rows]:
+        """Those of the copies that are to be written, and the blocks of the others."""
+        blocks = self._books.copies.block[run]
+        refused = None if round_.everything else self._admission.refuses(blocks, round_.now_s)
+        return (run, blocks[:0]) if refused is None else (run[~refused], blocks[refused])
+
     def _note(self, round_: _Round, run: CopyRun, looked: int) -> None:
         round_.begun.append(run)
-        round_.bytes_left -= run.size_bytes
+        self._spend(round_, run.size_bytes)
         round_.looks_left -= looked
 
     def _room_for(self, length: int) -> int:

@@ -361,27 +361,68 @@ class Keys(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., parent: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., unchained: _Optional[bool] = ..., extra_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "exact")
+    __slots__ = ("namespace", "keys", "last_valid_tokens", "session", "advise", "deadline_ms", "prefill_tokens_per_s", "prefill_flops_per_s", "conversation", "exact")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     LAST_VALID_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADVISE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     namespace: bytes
     keys: Keys
     last_valid_tokens: int
     session: bytes
+    advise: bool
+    deadline_ms: int
+    prefill_tokens_per_s: float
+    prefill_flops_per_s: float
+    conversation: str
     exact: bool
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., exact: _Optional[bool] = ...) -> None: ...
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., last_valid_tokens: _Optional[int] = ..., session: _Optional[bytes] = ..., advise: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., prefill_flops_per_s: _Optional[float] = ..., conversation: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
+
+class Advice(_message.Message):
+    __slots__ = ("load_bytes", "load_s", "queue_s", "total_load_s", "prefill_s", "prefill_source", "split_blocks", "split_tokens", "split_s", "overlap_blocks", "overlap_s", "deadline_blocks", "deadline_tokens")
+    LOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_S_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    load_bytes: _containers.RepeatedScalarFieldContainer[int]
+    load_s: _containers.RepeatedScalarFieldContainer[float]
+    queue_s: float
+    total_load_s: float
+    prefill_s: float
+    prefill_source: str
+    split_blocks: int
+    split_tokens: int
+    split_s: float
+    overlap_blocks: int
+    overlap_s: float
+    deadline_blocks: int
+    deadline_tokens: int
+    def __init__(self, load_bytes: _Optional[_Iterable[int]] = ..., load_s: _Optional[_Iterable[float]] = ..., queue_s: _Optional[float] = ..., total_load_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prefill_source: _Optional[str] = ..., split_blocks: _Optional[int] = ..., split_tokens: _Optional[int] = ..., split_s: _Optional[float] = ..., overlap_blocks: _Optional[int] = ..., overlap_s: _Optional[float] = ..., deadline_blocks: _Optional[int] = ..., deadline_tokens: _Optional[int] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "lossy_blocks")
+    __slots__ = ("hit_blocks", "hit_tokens", "checkpoint_tokens", "replay_tokens", "tier_blocks", "miss_reason", "advice", "lossy_blocks")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     LOSSY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     hit_tokens: int
@@ -389,8 +430,9 @@ class MatchResponse(_message.Message):
     replay_tokens: int
     tier_blocks: _containers.RepeatedScalarFieldContainer[int]
     miss_reason: str
+    advice: Advice
     lossy_blocks: int
-    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., lossy_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, hit_blocks: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., tier_blocks: _Optional[_Iterable[int]] = ..., miss_reason: _Optional[str] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ..., lossy_blocks: _Optional[int] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("namespace", "keys")
@@ -755,18 +797,24 @@ class JobStatusResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[JobState, str]] = ..., blocks_done: _Optional[int] = ..., blocks_failed: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class BeginRequestRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "request_id", "hint")
+    __slots__ = ("session", "namespace", "keys", "request_id", "hint", "load_deadline_ms", "for_transfer", "batch")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    FOR_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
     request_id: bytes
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    load_deadline_ms: int
+    for_transfer: bool
+    batch: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., request_id: _Optional[bytes] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., load_deadline_ms: _Optional[int] = ..., for_transfer: _Optional[bool] = ..., batch: _Optional[bytes] = ...) -> None: ...
 
 class BeginRequestResponse(_message.Message):
     __slots__ = ("request_id", "match")
@@ -793,16 +841,22 @@ class ExtendRequestResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class CompleteRequestRequest(_message.Message):
-    __slots__ = ("session", "request_id", "outcome", "hint")
+    __slots__ = ("session", "request_id", "outcome", "hint", "prefill_tokens", "prefill_first_token", "prefill_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     request_id: bytes
     outcome: Outcome
     hint: Hint
-    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    prefill_tokens: int
+    prefill_first_token: int
+    prefill_s: float
+    def __init__(self, session: _Optional[bytes] = ..., request_id: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_first_token: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class CompleteRequestResponse(_message.Message):
     __slots__ = ("dropped_blocks",)
@@ -875,6 +929,146 @@ class ReportResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("dry_run", "rows_max")
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    rows_max: int
+    def __init__(self, dry_run: _Optional[bool] = ..., rows_max: _Optional[int] = ...) -> None: ...
+
+class ScheduleResponse(_message.Message):
+    __slots__ = ("objectives", "tiers", "page_ins", "evictions", "writes", "cut", "running_requests", "evicted_copies", "load_bytes", "write_bytes")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_INS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedScalarFieldContainer[str]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierRoom]
+    page_ins: _containers.RepeatedCompositeFieldContainer[PageIn]
+    evictions: _containers.RepeatedCompositeFieldContainer[NodeMove]
+    writes: _containers.RepeatedCompositeFieldContainer[NodeMove]
+    cut: bool
+    running_requests: int
+    evicted_copies: int
+    load_bytes: int
+    write_bytes: int
+    def __init__(self, objectives: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[TierRoom, _Mapping]]] = ..., page_ins: _Optional[_Iterable[_Union[PageIn, _Mapping]]] = ..., evictions: _Optional[_Iterable[_Union[NodeMove, _Mapping]]] = ..., writes: _Optional[_Iterable[_Union[NodeMove, _Mapping]]] = ..., cut: _Optional[bool] = ..., running_requests: _Optional[int] = ..., evicted_copies: _Optional[int] = ..., load_bytes: _Optional[int] = ..., write_bytes: _Optional[int] = ...) -> None: ...
+
+class TierRoom(_message.Message):
+    __slots__ = ("name", "granted_bytes", "used_bytes", "free_bytes", "high_bytes", "low_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HIGH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    granted_bytes: int
+    used_bytes: int
+    free_bytes: int
+    high_bytes: int
+    low_bytes: int
+    def __init__(self, name: _Optional[str] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., high_bytes: _Optional[int] = ..., low_bytes: _Optional[int] = ...) -> None: ...
+
+class PageIn(_message.Message):
+    __slots__ = ("namespace", "head_fingerprint", "blocks", "bytes", "tier", "signal", "deadline_in_s", "ready_in_s", "loading")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    READY_IN_S_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    head_fingerprint: bytes
+    blocks: int
+    bytes: int
+    tier: str
+    signal: str
+    deadline_in_s: float
+    ready_in_s: float
+    loading: bool
+    def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., signal: _Optional[str] = ..., deadline_in_s: _Optional[float] = ..., ready_in_s: _Optional[float] = ..., loading: _Optional[bool] = ...) -> None: ...
+
+class NodeMove(_message.Message):
+    __slots__ = ("namespace", "head_fingerprint", "depth_blocks", "blocks", "bytes", "tier", "decision", "why")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    namespace: bytes
+    head_fingerprint: bytes
+    depth_blocks: int
+    blocks: int
+    bytes: int
+    tier: str
+    decision: str
+    why: str
+    def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., depth_blocks: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., decision: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ReportAccessRequest(_message.Message):
+    __slots__ = ("session", "namespace", "keys", "group", "layer", "steps", "selected", "mass")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    MASS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    namespace: bytes
+    keys: Keys
+    group: int
+    layer: int
+    steps: int
+    selected: bytes
+    mass: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., group: _Optional[int] = ..., layer: _Optional[int] = ..., steps: _Optional[int] = ..., selected: _Optional[bytes] = ..., mass: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ReportAccessResponse(_message.Message):
+    __slots__ = ("taken", "blocks", "raised", "wanted")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RAISED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    blocks: int
+    raised: int
+    wanted: int
+    def __init__(self, taken: _Optional[bool] = ..., blocks: _Optional[int] = ..., raised: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class ReportResidentRequest(_message.Message):
+    __slots__ = ("session", "namespace", "keys", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    namespace: bytes
+    keys: Keys
+    deadline_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class ReportResidentResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: int
+    def __init__(self, wanted: _Optional[int] = ...) -> None: ...
 
 class ReportBulkRequest(_message.Message):
     __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections")
@@ -974,7 +1168,7 @@ class CurvePoint(_message.Message):
     def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "reason", "kept_bytes")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "reason", "written_day_bytes", "write_budget_bytes", "write_state", "kept_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -992,6 +1186,9 @@ class TierStat(_message.Message):
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_STATE_FIELD_NUMBER: _ClassVar[int]
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
@@ -1010,8 +1207,11 @@ class TierStat(_message.Message):
     aside_bytes: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
     reason: str
+    written_day_bytes: int
+    write_budget_bytes: int
+    write_state: str
     kept_bytes: int
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., reason: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., reason: _Optional[str] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
     __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes", "encode_s", "decoded_bytes", "decode_s")

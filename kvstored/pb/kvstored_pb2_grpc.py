@@ -199,6 +199,21 @@ class KvstoredStub:
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
                 response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
                 _registered_method=True)
+        self.Schedule = channel.unary_unary(
+                '/kvstored.v1.Kvstored/Schedule',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.FromString,
+                _registered_method=True)
+        self.ReportAccess = channel.unary_unary(
+                '/kvstored.v1.Kvstored/ReportAccess',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportAccessRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportAccessResponse.FromString,
+                _registered_method=True)
+        self.ReportResident = channel.unary_unary(
+                '/kvstored.v1.Kvstored/ReportResident',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/kvstored.v1.Kvstored/Stat',
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.StatRequest.SerializeToString,
@@ -441,6 +456,24 @@ class KvstoredServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Schedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportAccess(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportResident(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stat(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -651,6 +684,21 @@ def add_KvstoredServicer_to_server(servicer, server):
                     servicer.ReserveBandwidth,
                     request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.FromString,
                     response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.SerializeToString,
+            ),
+            'Schedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Schedule,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.SerializeToString,
+            ),
+            'ReportAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportAccess,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportAccessRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportAccessResponse.SerializeToString,
+            ),
+            'ReportResident': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportResident,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.SerializeToString,
             ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
@@ -1579,6 +1627,87 @@ class Kvstored:
             '/kvstored.v1.Kvstored/ReserveBandwidth',
             kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
             kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Schedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/Schedule',
+            kvstored_dot_pb_dot_kvstored__pb2.ScheduleRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/ReportAccess',
+            kvstored_dot_pb_dot_kvstored__pb2.ReportAccessRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ReportAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportResident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/ReportResident',
+            kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.FromString,
             options,
             channel_credentials,
             insecure,

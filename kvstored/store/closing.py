@@ -69,7 +69,9 @@ class Closing:
             # before the events and the projection, which read the records
             shell.tiers.arena.ready_many(part.targets, part.checksums)
         elif part.target is TierId.NVME:
-            shell.counts["stored_bytes", ""] += int(carried.records["stored_length"][here].sum())
+            stored_bytes = int(carried.records["stored_length"][here].sum())
+            shell.counts["stored_bytes", ""] += stored_bytes
+            shell.catalog.admission.budget.settle(part.size_bytes, stored_bytes, shell.now_s())
         shell.apply()
         direction = f"{part.source.name.lower()}:{part.target.name.lower()}"
         shell.counts["copies", direction] += len(part)
@@ -110,7 +112,10 @@ class Closing:
                 for r in records
             ]
         if task.target is TierId.NVME:
-            shell.counts["stored_bytes", ""] += sum(r.stored_length for r in records)
+            stored_bytes = sum(r.stored_length for r in records)
+            shell.counts["stored_bytes", ""] += stored_bytes
+            begun_bytes = sum(move.length for move in task.moves)
+            shell.catalog.admission.budget.settle(begun_bytes, stored_bytes, shell.now_s())
         shell.catalog.commit_copy(task.id, stored, shell.now_s())
         shell.apply(moved=records[0])
         shell.counts["copies", direction] += 1

@@ -7,13 +7,14 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from kvstored.core.copying import Copying, copies_in, targets_of
+from kvstored.core.copying import targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.errors import KvstoredError
-from kvstored.store import learned
+from kvstored.store import learned, written
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
+from kvstored.store.rounds import WRITE_BACK_BYTES
 from kvstored.store.shell import fingerprint_bytes
 from kvstored.store.store import Store
 from kvstored.tiers.base import Counters, PieceRef
@@ -30,15 +31,15 @@ INDEX_S = 0.5
 INDEX_SHARE_MAX = 0.85
 """Of the map's pages, from which on copies on NVMe leave: above 0.9 the index refuses writes."""
 WRITE_BACK_S = 0.025
-WRITE_BACK_BYTES = 64 << 20
-"""Of one group commit: more is not faster."""
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
-WRITE_BACK_PAUSE_S = 1.0
-"""After a failure: a disk that is full or broken is not asked twenty times a second."""
-WRITE_BACKS_MAX = 2
+PAGE_IN_S = 0.005
+RESIDENT_S = 0.01
+SETTLE_S = 0.25
+LOG_S = 1.0
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
+WRITTEN_S = 30.0
 LEARN_S = 1.0
 SAVE_S = 300.0
 LAG_S = 0.1
@@ -48,10 +49,9 @@ class Janitor:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shell = store.shell
-        self._write_backs = 0
-        self._write_back_after_s = 0.0
         self._gather_until_s = 0.0
         self._counters_s = store.shell.now_s()
+        self._written = self._shell.catalog.admission.budget.dump()
         self._above_since_s: dict[TierId, float] = {}
 
     def tasks(self) -> dict[str, Coroutine[None, None, None]]:
@@ -61,7 +61,12 @@ class Janitor:
             "evictor": self._every(EVICT_S, self.make_room_once),
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
+            "page-in": self._every(PAGE_IN_S, self.page_in_once),
+            "prefetched": self._every(SETTLE_S, self.settle_once),
+            "residents": self._every(RESIDENT_S, self.judge_once),
+            "selection log": self._every(LOG_S, self._store.accesses.write_log_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
+            "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
             "policy state": self._every(SAVE_S, self.save_policy_once),
             "loop watch": self._watch_loop(),
@@ -93,9 +98,7 @@ class Janitor:
             pace, is_above = Pace(), True
             while is_above:
                 begun_s, step = shell.elapsed_s(), pace.step
-                evicted = shell.catalog.make_room(use.tier, shell.now_s(), step)
-                shell.apply()
-                shell.counts["evicted_copies", use.tier.name.lower()] += evicted
+                evicted = self._store.rounds.evict(use.tier, step)
                 pace.took(shell.elapsed_s() - begun_s)
                 is_above = evicted == step
                 await asyncio.sleep(0)
@@ -140,35 +143,21 @@ class Janitor:
             await self.write_back_once()
 
     async def write_back_once(self) -> None:
-        """Begin write-backs until WRITE_BACKS_MAX group commits are under way: one writes while the next gathers."""
-        loop = asyncio.get_running_loop()
-        if self._shell.tiers.disk is None or self._write_backs >= WRITE_BACKS_MAX:
-            return
-        if loop.time() < self._write_back_after_s:
-            return
-        copying = self._shell.catalog.write_back(WRITE_BACK_BYTES, self._shell.now_s())
-        self._shell.apply()
-        self._carry(copying)
+        self._store.rounds.write_back()
+
+    async def page_in_once(self) -> None:
+        self._store.rounds.page_in()
+
+    async def settle_once(self) -> None:
+        self._store.rounds.settle()
+
+    async def judge_once(self) -> None:
+        self._store.accesses.judge_once()
 
     def _dirty_bytes(self) -> int:
         """About: as if dirty copies were as large as others."""
         use = next(u for u in self._shell.catalog.tier_use() if u.tier is TierId.DRAM)
         return use.used_units * UNIT_BYTES * use.dirty_copies // max(use.copies, 1)
-
-    def _carry(self, copying: list[Copying]) -> None:
-        if not copying:
-            return
-        left = sum(map(copies_in, copying))
-        self._write_backs += 1
-
-        def ended(there: int, failed: int) -> None:
-            nonlocal left
-            left -= there + failed
-            self._write_backs -= left == 0
-            if failed:
-                self._write_back_after_s = asyncio.get_running_loop().time() + WRITE_BACK_PAUSE_S
-
-        self._store.mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
     async def flush_counters_once(self) -> None:
         """Heat, hits and last use into the records, in bulk: after a crash they lag by a round, no more."""
@@ -200,6 +189,17 @@ class Janitor:
             await shell.tiers.arena_lane.submit(
                 lambda: learned.save(state_dir, policy.name, dumped), Urgency.BACKGROUND
             )
+
+    async def save_written_once(self) -> None:
+        """What a crash loses of the day's count is what was written in one round."""
+        shell, state_dir = self._shell, self._store.registry.state_dir
+        dumped = shell.catalog.admission.budget.dump()
+        if shell.tiers.disk is None or dumped == self._written:
+            return
+        self._written = dumped
+        await shell.tiers.arena_lane.submit(
+            lambda: written.save(state_dir, dumped), Urgency.BACKGROUND
+        )
 
     async def drain(self, drain_s: float) -> bool:
         """Refuse new fills and write every dirty copy to NVMe within `drain_s`; whether all were."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import CopyTask
 from kvstored.core.copying import Copying, CopyRun
-from kvstored.core.types import KeyBatch, TierId
+from kvstored.core.types import KeyBatch, Part, TierId
 from kvstored.errors import Busy, KvstoredError
 from kvstored.store import carrying
 from kvstored.store.carrying import Result, by_task, joined, none_of
@@ -23,6 +23,7 @@ from kvstored.store.closing import Closing
 from kvstored.store.flights import Flights
 from kvstored.store.lane import Ended, Running, Urgency
 from kvstored.store.shell import Shell
+from kvstored.store.speeds import Speeds
 from kvstored.tiers.base import Carried
 
 T = TypeVar("T")
@@ -73,10 +74,12 @@ class Mover:
         self,
         shell: Shell,
         flights: Flights,
+        speeds: Speeds,
         bounds: Bounds | None = None,
         bandwidth: Bandwidth | None = None,
     ) -> None:
         self._shell = shell
+        self._speeds = speeds
         self._bandwidth = bandwidth or Bandwidth(0)
         self._flights = flights
         self._closing = Closing(shell)
@@ -104,7 +107,7 @@ class Mover:
         `is_wanted` is asked in the lane just before a batch begins: a batch that nobody wants any more is aborted untouched.
         """
         order = Order(urgency, is_wanted, ended)
-        tasks = [each for each in copying if isinstance(each, CopyTask)]
+        tasks = self._by_class([each for each in copying if isinstance(each, CopyTask)])
         if keys is not None and tasks:
             self._note_keys(tasks, keys)
         for batch in self._batches(tasks):
@@ -113,6 +116,22 @@ class Mover:
             if isinstance(each, CopyRun):
                 for part in self._commits(each):
                     self._submit_run(part, keys, order)
+
+    def _by_class(self, tasks: list[CopyTask]) -> list[CopyTask]:
+        """Loads: dense parts first and whole, then the sparse ones, those that attention selects first, then by temperature class. What has one part keeps
+        its order."""
+        if not any(task.part is Part.SPARSE and task.target is TierId.DRAM for task in tasks):
+            return tasks
+        catalog, now_s = self._shell.catalog, self._shell.now_s()
+        block = catalog.books.copies.block
+
+        def order(task: CopyTask) -> tuple[bool, float, int]:
+            if task.part is not Part.SPARSE:
+                return False, 0.0, 0
+            heat = catalog.feedback.heat(block.item(task.source_copy), task.part, now_s)
+            return True, -round(heat, 3), int(task.heat)
+
+        return sorted(tasks, key=order)
 
     def _note_keys(self, tasks: Sequence[CopyTask], keys: KeyBatch) -> None:
         wanted = {task.fingerprint for task in tasks}
@@ -227,7 +246,7 @@ class Mover:
         way: Way,
         landed: Callable[[Ended[T]], None],
     ) -> None:
-        shell, lane = self._shell, self._shell.tiers.lane(way.other)
+        shell, lane, speeds = self._shell, self._shell.tiers.lane(way.other), self._speeds
         if wait_s := self._pause_s(way, order.urgency):
             loop = asyncio.get_running_loop()
             loop.call_later(wait_s, self._submit, work, order, way, landed)
@@ -238,9 +257,15 @@ class Mover:
             landed(Ended(None, error))
             return
         begun_s = shell.elapsed_s()
+        is_load = way.target is TierId.DRAM and way.other is TierId.NVME
+        if is_load:
+            speeds.load_begun(way.size_bytes, order.urgency)
 
         def observed(end: Ended[T]) -> None:
             shell.metrics.copy_seconds[way.target].observe(shell.elapsed_s() - begun_s)
+            if is_load:
+                is_good = end.error is None
+                speeds.load_ended(way.size_bytes, order.urgency, begun_s, is_good=is_good)
             landed(end)
 
         running.when_ended(observed)

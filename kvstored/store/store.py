@@ -5,19 +5,22 @@ Verbs take and give the core's values; messages are the transport's. A verb that
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.advice import LoadQuestion, PrefillRun, advise
 from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.naming import count_reads, rows_leaf_first
+from kvstored.core.plan import Signal
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.errors import InvalidArgument, NotFound, Unavailable
+from kvstored.store.access import Accesses
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
@@ -26,8 +29,10 @@ from kvstored.store.mover import Mover
 from kvstored.store.puts import Puts
 from kvstored.store.reads import Reads
 from kvstored.store.registry import Registry
+from kvstored.store.rounds import Rounds
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
+from kvstored.store.speeds import Speeds
 from kvstored.store.survey import Survey
 
 LOAD_DEADLINE_S_MAX = 600.0
@@ -61,11 +66,14 @@ class Store:
         self.limits = limits
         self.registry = registry
         self.flights = Flights()
+        self.speeds = Speeds(shell.elapsed_s)
         self.bandwidth = Bandwidth(limits.hbm_bytes_per_s)
-        self.mover = Mover(shell, self.flights, bandwidth=self.bandwidth)
+        self.mover = Mover(shell, self.flights, self.speeds, bandwidth=self.bandwidth)
         self.reads = Reads(shell, self.mover, self.flights)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
+        self.accesses = Accesses(shell)
+        self.rounds = Rounds(shell, self.mover, self.speeds)
         self.survey = Survey(shell)
         self.clients = Clients(
             shell, resume_ttl_s=limits.resume_ttl_s, quarantine_s=limits.quarantine_s
@@ -84,6 +92,20 @@ class Store:
         self.shell.counts["match_tokens", "hit"] += found.hit_tokens
         return found
 
+    def advised(
+        self, layout: Layout, keys: KeyBatch, found: Match, question: LoadQuestion
+    ) -> Match:
+        """What `match` found, with what loading it takes beside computing it."""
+        prefill = self.speeds.prefill(
+            layout.id,
+            layout.spec,
+            tokens_per_s=question.prefill_tokens_per_s,
+            flops_per_s=question.prefill_flops_per_s,
+        )
+        path = self.shell.catalog.looking.hit_path(layout.id, keys, found.hit_blocks)
+        deadline_s = question.deadline_s or None
+        return replace(found, advice=advise(path, self.speeds.tiers(), prefill, deadline_s))
+
     def locate(
         self, layout: Layout, keys: KeyBatch
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
@@ -92,6 +114,8 @@ class Store:
     # ---- reading
 
     async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
+        if len(self.accesses.residents):
+            self.accesses.residents.read(call.session, call.ns, call.keys.fingerprints)
         if call.tier is TierId.HBM:
             self._check_hbm()
             grant = await self.reads.acquire_in_hbm(call, wait_s=wait_s)
@@ -153,11 +177,38 @@ class Store:
         keys: KeyBatch,
         request_id: bytes,
         hint: Hint = NO_HINT,
+        *,
+        load_wait_s: float = 0.0,
+        signal: Signal = Signal.REQUEST,
+        batch: bytes = b"",
     ) -> Match:
-        now_s = self.shell.now_s()
-        self.shell.catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
+        """`load_wait_s`: until when its path should be in memory; 0: not before it is asked for. `batch`: of requests that have much in common."""
+        now_s, catalog = self.shell.now_s(), self.shell.catalog
+        catalog.begin_request(session.core, request_id, layout.id, keys, now_s, hint)
         self.shell.apply()
-        return self.match(layout, keys, 0)
+        found = self.match(layout, keys, 0)
+        if load_wait_s and found.hit_blocks:
+            path = keys.fingerprints[: found.hit_blocks]
+            catalog.page_ins.want(layout.id, path, signal, now_s + load_wait_s, now_s)
+        self.goes_on(layout, hint.session)
+        if batch and found.hit_blocks:
+            self._join_batch(layout, batch, keys, found.hit_blocks)
+        return found
+
+    def goes_on(self, layout: Layout, conversation: str) -> None:
+        """A conversation asks again: what its last turn left on NVMe comes up ahead of the reads."""
+        if not conversation:
+            return
+        page_ins, now_s = self.shell.catalog.page_ins, self.shell.now_s()
+        leaf = page_ins.turns.begun((layout.id, conversation), now_s)
+        if leaf is not None:
+            page_ins.guess(layout.id, leaf, Signal.SESSION, now_s)
+
+    def _join_batch(self, layout: Layout, batch: bytes, keys: KeyBatch, hit_blocks: int) -> None:
+        page_ins, now_s = self.shell.catalog.page_ins, self.shell.now_s()
+        low, high = keys.fingerprints[hit_blocks - 1].tolist()
+        for leaf in page_ins.turns.joined(layout.id, batch, (low, high)):
+            page_ins.guess(layout.id, leaf, Signal.SIBLING, now_s)
 
     def request_layout(self, session: Session, request_id: bytes) -> Layout:
         ns = self.shell.catalog.request_namespace(session.core, request_id)
@@ -174,14 +225,34 @@ class Store:
         return blocks
 
     def complete_request(
-        self, session: Session, request_id: bytes, *, discard: bool, hint: Hint = NO_HINT
+        self,
+        session: Session,
+        request_id: bytes,
+        *,
+        discard: bool,
+        hint: Hint = NO_HINT,
+        prefill: PrefillRun | None = None,
     ) -> int:
-        """Blocks that were dropped: with `discard`, those that nobody else shares."""
+        """Blocks that were dropped: with `discard`, those that nobody else shares. `prefill`: what its engine had to compute."""
+        if prefill is not None:
+            layout = self.request_layout(session, request_id)
+            self.speeds.prefilled(layout.id, layout.spec, prefill)
+        self._note_turn(session, request_id, hint)
         dropped = self.shell.catalog.complete_request(
             session.core, request_id, discard, self.shell.now_s(), hint
         )
         self.shell.apply()
         return dropped
+
+    def _note_turn(self, session: Session, request_id: bytes, hint: Hint) -> None:
+        catalog = self.shell.catalog
+        ended = catalog.looking.end_of(session.core, request_id)
+        if ended is None:
+            return
+        leaf, earlier = ended
+        if conversation := hint.after(earlier).session:
+            ns = catalog.request_namespace(session.core, request_id)
+            catalog.page_ins.turns.ended((ns, conversation), leaf, self.shell.now_s())
 
     # ---- forgetting and touching
 

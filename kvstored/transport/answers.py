@@ -7,7 +7,7 @@ import numpy as np
 from kvstored.core.asides import SetAside
 from kvstored.core.calls import FillStatus, Granted, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany, Reserved
-from kvstored.core.types import Layout, Match, Place
+from kvstored.core.types import Advice, Layout, Match, Place
 from kvstored.core.views import TreeNode, Verdict
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.events import Event
@@ -37,6 +37,25 @@ def match_message(found: Match) -> pb.MatchResponse:
         tier_blocks=found.tier_blocks,
         miss_reason=found.miss_reason,
         lossy_blocks=found.lossy_blocks,
+        advice=None if found.advice is None else _advice_message(found.advice),
+    )
+
+
+def _advice_message(advice: Advice) -> pb.Advice:
+    return pb.Advice(
+        load_bytes=advice.load_bytes,
+        load_s=advice.load_s,
+        queue_s=advice.queue_s,
+        total_load_s=advice.total_load_s,
+        prefill_s=advice.prefill_s,
+        prefill_source=advice.prefill_source,
+        split_blocks=advice.split_blocks,
+        split_tokens=advice.split_tokens,
+        split_s=advice.split_s,
+        overlap_blocks=advice.overlap_blocks,
+        overlap_s=advice.overlap_s,
+        deadline_blocks=advice.deadline_blocks,
+        deadline_tokens=advice.deadline_tokens,
     )
 
 

@@ -5,11 +5,13 @@ Nothing here changes anything: a call whose message is bad has done nothing.
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core import keys as block_keys
+from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.calls import Acquire, Parents, Reserve
 from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
 from kvstored.core.hints import NAME_CHARACTERS_MAX, NO_HINT, PRIORITY_MAX, FollowUp, Hint
@@ -256,6 +258,32 @@ def hint_of(given: pb.Hint) -> Hint:
         given.priority,
         float(given.retention_s),
     )
+
+
+def conversation_of(request: pb.MatchRequest) -> str:
+    if len(request.conversation) > NAME_CHARACTERS_MAX:
+        count = len(request.conversation)
+        raise InvalidArgument(f"a name is too long: characters={count} max={NAME_CHARACTERS_MAX}")
+    return request.conversation
+
+
+def question_of(request: pb.MatchRequest) -> LoadQuestion:
+    speeds = request.prefill_tokens_per_s, request.prefill_flops_per_s
+    _check_numbers(prefill_tokens_per_s=speeds[0], prefill_flops_per_s=speeds[1])
+    return LoadQuestion(request.deadline_ms / 1000, *speeds)
+
+
+def prefill_of(request: pb.CompleteRequestRequest) -> PrefillRun | None:
+    _check_numbers(prefill_s=request.prefill_s)
+    if not request.prefill_tokens or not request.prefill_s:
+        return None
+    return PrefillRun(request.prefill_tokens, request.prefill_s, request.prefill_first_token)
+
+
+def _check_numbers(**given: float) -> None:
+    for name, value in given.items():
+        if not 0 <= value < inf:
+            raise InvalidArgument(f"a number is out of range: {name}={value}")
 
 
 def _mixed(layout: Layout, keys: pb.Keys, packed: bytes) -> tuple[bytes, int]:

@@ -127,6 +127,8 @@ class Inspection:
         counts = self._store.shell.counts
         stored = counts["stored_bytes", ""]
         written = counts["copy_bytes", "dram:nvme"]
+        is_disk = use.tier is TierId.NVME
+        budget, now_s = self._store.shell.catalog.admission.budget, self._store.shell.now_s()
         return pb.TierStat(
             name=use.tier.name.lower(),
             capacity_bytes=use.capacity_units * UNIT_BYTES,
@@ -144,8 +146,11 @@ class Inspection:
             reason=facts.reason,
             recovered=facts.recovered,
             codec=facts.codec,
-            codec_ratio=written / stored if use.tier is TierId.NVME and stored else 1.0,
-            groups=self._group_codecs(caller) if use.tier is TierId.NVME else (),
+            codec_ratio=written / stored if is_disk and stored else 1.0,
+            groups=self._group_codecs(caller) if is_disk else (),
+            written_day_bytes=budget.spent(now_s) if is_disk else 0,
+            write_budget_bytes=budget.day_bytes if is_disk else 0,
+            write_state=budget.state(now_s).name.lower() if is_disk else "",
         )
 
     def _group_codecs(self, caller: Caller) -> list[pb.GroupCodec]:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from kvstored import __version__
 from kvstored.core.groups import valid_tokens_of
+from kvstored.core.plan import Signal
 from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout
 from kvstored.errors import InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -22,11 +23,22 @@ from kvstored.transport.answers import (
     job_message,
     match_message,
 )
-from kvstored.transport.asked import Asked, handles_of, hint_of, keys_of, memory_of, request_id_of
+from kvstored.transport.asked import (
+    Asked,
+    conversation_of,
+    handles_of,
+    hint_of,
+    keys_of,
+    memory_of,
+    prefill_of,
+    question_of,
+    request_id_of,
+)
 from kvstored.transport.caller import Answer, Caller
 from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
 from kvstored.transport.put_calls import PutCalls
+from kvstored.transport.scheduling import SchedulingCalls
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u8, pack_u64
 
@@ -73,6 +85,7 @@ class StoreService:
             "ReserveBandwidth": self._reserve_bandwidth,
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
+            **SchedulingCalls(store).answers(),
         }
 
     async def call(self, method: str, request: Message, caller: Caller) -> Message:
@@ -210,6 +223,9 @@ class StoreService:
         keys = keys_of(layout, request.keys)
         valid_tokens_of(layout.spec, request.last_valid_tokens)  # or raise
         found = self._store.match(layout, keys, request.last_valid_tokens, exact=request.exact)
+        self._store.goes_on(layout, conversation_of(request))
+        if request.advise:
+            found = self._store.advised(layout, keys, found, question_of(request))
         return match_message(found)
 
     async def _locate(self, request: pb.LocateRequest, caller: Caller) -> pb.LocateResponse:
@@ -286,7 +302,18 @@ class StoreService:
         keys = keys_of(layout, request.keys)
         name = request_id_of(request.request_id) or os.urandom(16)
         hint = hint_of(request.hint)
-        found = self._store.begin_request(session, layout, keys, name, hint)
+        signal = Signal.TRANSFER if request.for_transfer else Signal.REQUEST
+        wait_s = request.load_deadline_ms / 1000
+        found = self._store.begin_request(
+            session,
+            layout,
+            keys,
+            name,
+            hint,
+            load_wait_s=wait_s,
+            signal=signal,
+            batch=request_id_of(request.batch),
+        )
         return pb.BeginRequestResponse(request_id=name, match=match_message(found))
 
     async def _extend_request(
@@ -307,7 +334,9 @@ class StoreService:
         is_discard = request.outcome == pb.DISCARD
         name = request_id_of(request.request_id)
         hint = hint_of(request.hint)
-        dropped = self._store.complete_request(session, name, discard=is_discard, hint=hint)
+        dropped = self._store.complete_request(
+            session, name, discard=is_discard, hint=hint, prefill=prefill_of(request)
+        )
         return pb.CompleteRequestResponse(dropped_blocks=dropped)
 
     # ---- forgetting and touching

@@ -76,6 +76,9 @@ METHODS = (
     REPORT_BULK,
     GPU_POOL,
     Method("ReserveBandwidth", 42, pb.ReserveBandwidthRequest, pb.ReserveBandwidthResponse),
+    Method("ReportAccess", 51, pb.ReportAccessRequest, pb.ReportAccessResponse),
+    Method("ReportResident", 52, pb.ReportResidentRequest, pb.ReportResidentResponse),
+    Method("Schedule", 50, pb.ScheduleRequest, pb.ScheduleResponse),
 )
 
 BY_NAME = {method.name: method for method in METHODS}

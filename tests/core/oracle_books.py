@@ -47,6 +47,7 @@ class OracleBooks:
         self.now_s = 0.0
         self.gone: list[Gone] = []
         self._tick = 0
+        self._sinks = 0
         self._lives = 0
 
     # ---- facts
@@ -252,6 +253,7 @@ class OracleBooks:
         block = copy.block
         if not copy.is_ready:
             copy.is_ready = True
+            block.last_s = max(block.last_s, now_s)
             self._count_sink(copy)
         self._tick += 1
         copy.rank = (self._tick, 0)
@@ -280,7 +282,22 @@ class OracleBooks:
             other.units for other in self.all_copies() if other.is_sink and other.tier is copy.tier
         )
         cap = int(self.tiers[copy.tier].capacity_units * self.tiers[copy.tier].sink_share)
+        colder = [
+            other
+            for other in self.all_copies()
+            if other.is_sink and other.tier is copy.tier and other.block.last_s < copy.block.last_s
+        ]
+        colder.sort(key=lambda other: (other.block.last_s, other.sink_number))
+        yielding: list[Copy] = []
+        while there + copy.units > cap and colder:
+            yielding.append(colder.pop(0))
+            there -= yielding[-1].units
         copy.is_sink = there + copy.units <= cap
+        if copy.is_sink:
+            self._sinks += 1
+            copy.sink_number = self._sinks
+            for other in yielding:
+                other.is_sink = False
 
     def drop(self, copy: Copy, reason: Reason) -> None:
         block = copy.block

@@ -28,6 +28,7 @@ class Copy:
     rank: tuple[int, int] = (0, 0)
     is_first: bool = False
     is_sink: bool = False
+    sink_number: int = 0
     due_s: float = -1.0
     """Until when the rest of an incomplete copy has to come."""
     kept_s: float = -1.0

@@ -17,9 +17,9 @@ from kvstored.core.calls import Acquire, FillStatus, ReadStatus, Reason
 from kvstored.core.types import Extent, TierId
 from kvstored.errors import Busy, KvstoredError, NotFound
 from kvstored.store.events import EventKind
-from kvstored.store.janitor import WRITE_BACK_PAUSE_S
 from kvstored.store.jobs import JobState
 from kvstored.store.lane import Urgency
+from kvstored.store.rounds import WRITE_BACK_PAUSE_S
 from kvstored.tiers.base import Views, ref_of
 from kvstored.tiers.faulty import Faults
 from kvstored.tiers.memory import MemoryTier

@@ -63,6 +63,9 @@ class Policy(Protocol):
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         """The first copy in order that may be evicted, taken out of the order; None when there is none."""
 
+    def peek(self, tier: TierId, budget: Budget, now_s: float, most: int) -> list[int]:
+        """The first of the copies that may be evicted now, in order; nothing is taken out, and nothing learned from it."""
+
     def follow(self, rows: Rows) -> int:
         """`rows`: a victim and copies each of which may be evicted once the one before it is gone. How many of them, from the first
         on, would be the next victims one after the other; at least 1."""
@@ -81,6 +84,18 @@ class Policy(Protocol):
 
     def maintain(self, now_s: float) -> None:
         """Learn from what was seen: a few milliseconds at most, called beside the traffic, about once a second."""
+
+
+class Peeking:
+    """For policies whose `victim` does nothing but take a copy out."""
+
+    def peek(self: Policy, tier: TierId, budget: Budget, now_s: float, most: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < most and (row := self.victim(tier, budget, now_s)) is not None:
+            found.append(row)
+        for row in found:
+            self.offer(row)
+        return found
 
 
 def budget_of(part: int) -> Budget:
@@ -126,6 +141,14 @@ class LazyOrder:
             if self._ledger.is_evictable(row):
                 return row
         return None
+
+    def peek(self, tier: TierId, budget: Budget, most: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < most and (row := self.victim(tier, budget)) is not None:
+            found.append(row)
+        for row in found:
+            self.offer(row)
+        return found
 
     def _key(self, row: int) -> int:
         copies = self._ledger.copies

@@ -18,7 +18,7 @@ import numpy as np
 from kvstored.core.calls import TouchEvent
 from kvstored.core.columns import FIRST
 from kvstored.core.hints import HINT_CLASSES_MAX, NO_HINT, Hint, HintClasses
-from kvstored.core.policies.base import Ledger
+from kvstored.core.policies.base import Ledger, Peeking
 from kvstored.core.policies.branches import Branches
 from kvstored.core.policies.ghosts import Ghost, Ghosts
 from kvstored.core.policies.hazard import EDGES, HORIZON_S, Hazard
@@ -50,7 +50,7 @@ SAME_REQUEST_S = 5.0
 _HEAD = struct.Struct("<I")
 
 
-class Composite:
+class Composite(Peeking):
     name = "composite"
 
     def __init__(self, ledger: Ledger) -> None:

@@ -59,6 +59,17 @@ class Listed(Ranked):
             self._ledger.copies.flags[row] &= ~QUEUED & 0xFF
         return row
 
+    def peek(self, tier: TierId, budget: Budget, now_s: float, most: int) -> list[int]:
+        """The oldest of each list, list by list: which list yields is decided, and learned from, only when something leaves."""
+        found: list[int] = []
+        for list_ in (_FIRSTS, *range(1, self.lists + 1)):
+            while len(found) < most and (row := self._top((tier, budget, list_))) is not None:
+                self._ledger.copies.flags[row] &= ~QUEUED & 0xFF
+                found.append(row)
+        for row in found:
+            self.offer(row)
+        return found
+
     def choose(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         """One of the `oldest` of the lists."""
         raise NotImplementedError

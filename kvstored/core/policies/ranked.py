@@ -26,6 +26,9 @@ class Ranked:
     def victim(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         return self._order.victim(tier, budget)
 
+    def peek(self, tier: TierId, budget: Budget, now_s: float, most: int) -> list[int]:
+        return self._order.peek(tier, budget, most)
+
     def follow(self, rows: Rows) -> int:
         return 1
 
