@@ -36,7 +36,8 @@ from kvstored.core.types import UNIT_BYTES
 from kvstored.tiers import views
 from kvstored.tiers.base import Carried, PieceRun
 from kvstored.tiers.disk import Disk, Options, map_bytes_for
-from kvstored.tiers.record import FillingColumns, Records, pack_many
+from kvstored.tiers.filling import FillingColumns, pack_many
+from kvstored.tiers.record import Records
 
 Bytes = NDArray[np.uint8]
 

@@ -209,7 +209,7 @@ class PieceMove:
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Bytes to carry from one tier to another. The source is leased and the target reserved until commit_copy or abort_copy.
+    """Bytes to carry from one tier to another. The source is leased and the target reserved until it is committed or aborted.
     `content`: fingerprint of the block's content key, 0 where it has none."""
 
     id: int

@@ -19,7 +19,6 @@ from kvstored.core.calls import (
     Pinned,
     Reason,
     Reserve,
-    StoredPiece,
     TierLimits,
     TouchEvent,
 )
@@ -312,13 +311,7 @@ class Catalog:
     def request_namespace(self, session: SessionId, request_id: bytes) -> NamespaceId:
         return NamespaceId(self._claims.request(session, request_id).ns)
 
-    # ---- copies between tiers; runs of them: `carriage`
-
-    def commit_copy(self, task: int, stored: Sequence[StoredPiece], now_s: float) -> None:
-        self.carriage.commit(task, stored, now_s)
-
-    def abort_copy(self, task: int, reason: Reason, now_s: float) -> None:
-        self.carriage.abort(task, reason, now_s)
+    # ---- copies between tiers: `carriage` ends them
 
     def write_back(self, bytes_max: int, now_s: float) -> Sequence[Copying]:
         return self.scheduler.run(Bounds(write_bytes=bytes_max), now_s).writes

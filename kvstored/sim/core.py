@@ -180,7 +180,7 @@ class CoreModel:
 
     def _commit(self, task: CopyTask, ts_s: float) -> None:
         stored = [StoredPiece(move.target, move.checksum) for move in task.moves]
-        self.catalog.commit_copy(task.id, stored, ts_s)
+        self.catalog.carriage.commit(task.id, stored, ts_s)
 
     def _account(self) -> None:
         """Carry out the effects: count evictions, and free what a disk would have to discard first."""

@@ -98,7 +98,7 @@ class Closing:
             shell.counts["copy_failures", f"{direction}:{type(faults[0]).__name__}"] += 1
             reason = _reason_of(faults)
             shell.counts["corrupt_copies", task.source.name.lower()] += reason is Reason.CORRUPT
-            shell.catalog.abort_copy(task.id, reason, shell.now_s())
+            shell.catalog.carriage.abort(task.id, reason, shell.now_s())
             shell.apply()
             return False
         if task.target is TierId.DRAM:
@@ -116,7 +116,7 @@ class Closing:
             shell.counts["stored_bytes", ""] += stored_bytes
             begun_bytes = sum(move.length for move in task.moves)
             shell.catalog.admission.budget.settle(begun_bytes, stored_bytes, shell.now_s())
-        shell.catalog.commit_copy(task.id, stored, shell.now_s())
+        shell.catalog.carriage.commit(task.id, stored, shell.now_s())
         shell.apply(moved=records[0])
         shell.counts["copies", direction] += 1
         shell.counts["copy_bytes", direction] += sum(m.length for m in task.moves)

@@ -20,7 +20,8 @@ from kvstored.core.types import Layout, SessionId
 from kvstored.errors import Busy, InvalidArgument
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell, fingerprint_bytes
-from kvstored.tiers.record import FillingColumns, Record, State
+from kvstored.tiers.filling import FillingColumns
+from kvstored.tiers.record import Record, State
 
 Columns = tuple[int, ...]
 """Group of each column of the wire's arrays."""

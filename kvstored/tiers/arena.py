@@ -27,18 +27,10 @@ from kvstored.tiers import base, marks
 from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
-from kvstored.tiers.base import (
-    Carried,
-    Counters,
-    Link,
-    PieceRef,
-    PieceRun,
-    ScanBatch,
-    Views,
-    ref_of,
-)
+from kvstored.tiers.base import Carried, Counters, PieceRef, PieceRun, ScanBatch, Views
+from kvstored.tiers.filling import FillingColumns
 from kvstored.tiers.marks import Lineages
-from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, FillingColumns, Record, Records, State
+from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, Record, Records, State
 from kvstored.tiers.segment import Segment
 
 _ROW_BITS = 32
@@ -230,7 +222,7 @@ class Arena:
             table, at = self._segments[head.segment].table, head.start * RECORD_BYTES
             layout.patch_counters(table, at, hits=item.hits, last_s=item.last_s, heat=item.heat)
 
-    def relink(self, items: Sequence[Link]) -> None:
+    def relink(self, items: Sequence[base.Link]) -> None:
         """Write where blocks stand in the tree now. A crash in between loses the copy, not its bytes' correctness."""
         for item in items:
             record = self._live_record(item.ref, item.place)
@@ -358,7 +350,7 @@ class Arena:
             record = self.record_at(place)
         except Corrupt:
             return None
-        is_live = record.state in (State.FILLING, State.READY) and ref_of(record) == ref
+        is_live = record.state in (State.FILLING, State.READY) and base.ref_of(record) == ref
         return record if is_live else None
 
     def _places_of(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from kvstored.core.columnar import Places
 from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
 from kvstored.tiers import record as layout
-from kvstored.tiers.record import FillingColumns, Records, State
+from kvstored.tiers.filling import FillingColumns, pack_many, pack_ready
+from kvstored.tiers.record import Records, State
 from kvstored.tiers.segment import Segment
 
 Which = NDArray[np.intp] | slice
@@ -43,9 +44,9 @@ def fill(
 ) -> None:
     """FILLING, or READY where the checksums are known."""
     if filling.places.size > 1 or checksums is None:
-        put(segments, layout.pack_many(filling, checksums), filling.places)
+        put(segments, pack_many(filling, checksums), filling.places)
         return
-    packed = layout.pack_ready(filling, int(checksums[0]))
+    packed = pack_ready(filling, int(checksums[0]))
     segment = segments[int(filling.places.segment[0])]
     begin = int(filling.places.start[0]) * layout.RECORD_BYTES
     segment.table[begin + layout.STATE_OFFSET] = State.FREE

@@ -14,7 +14,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvstored.core.columnar import Places
 from kvstored.core.types import EXTENTS_MAX, KEY_BYTES_MAX, KEY_BYTES_MIN, UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt
 
@@ -85,9 +84,9 @@ CHECKSUMS = struct.Struct("<QQ")
 
 HEADER_OFFSET, HEADER_END = 40, 248
 """What the header checksum covers."""
-_MUTABLE = struct.Struct("<4sBBBBIIdQQ")
-_HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBBI16x")
-_CHECKSUM = struct.Struct("<Q")
+MUTABLE = struct.Struct("<4sBBBBIIdQQ")
+HEADER = struct.Struct("<Q32s16s16s64sQQQHHIIIIIBBBBI16x")
+HEADER_CHECKSUM = struct.Struct("<Q")
 _EXTENT = struct.Struct("<III")
 _HEAT_HITS, _HEAT_OFFSET = struct.Struct("<BI"), 7
 _LAST, _LAST_OFFSET = struct.Struct("<d"), 16
@@ -153,7 +152,7 @@ def pack(record: Record) -> bytes:
     next_segment, next_start = (
         (place[1].segment, place[1].start) if len(place) > 1 else (NO_SEGMENT, 0)
     )
-    header = _HEADER.pack(
+    header = HEADER.pack(
         record.generation,
         record.digest,
         record.fingerprint,
@@ -175,7 +174,7 @@ def pack(record: Record) -> bytes:
         record.flags,
         record.content,
     )
-    mutable = _MUTABLE.pack(
+    mutable = MUTABLE.pack(
         MAGIC,
         VERSION,
         record.state,
@@ -187,69 +186,7 @@ def pack(record: Record) -> bytes:
         record.checksum,
         record.stored_checksum,
     )
-    return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillingColumns:
-    """Records of many pieces that are about to be written: group 0 of shard 0, one extent each, key lengths and sizes equal."""
-
-    digest: bytes
-    keys: bytes
-    fingerprints: NDArray[np.uint64]
-    parents: NDArray[np.uint64]
-    places: Places
-    generations: NDArray[np.uint64]
-    depths: NDArray[np.int64]
-    heats: NDArray[np.uint8]
-    length: int
-    valid_tokens: int
-    last_s: float
-    owner_pid: int
-
-
-def pack_many(filling: FillingColumns, sums: NDArray[np.uint64] | None = None) -> Records:
-    """As `pack` for each, state FILLING, or READY with the checksums of the bytes."""
-    places, count = filling.places, filling.places.size
-    records = np.zeros(count, dtype=RECORD)
-    keys = np.frombuffer(filling.keys, dtype=np.uint8).reshape(count, -1)
-    padded = np.zeros((count, KEY_BYTES_MAX), dtype=np.uint8)
-    padded[:, : keys.shape[1]] = keys
-    values = {
-        "magic": MAGIC, "version": VERSION, "heat": filling.heats,
-        "state": State.FILLING if sums is None else State.READY,
-        "owner_pid": filling.owner_pid, "last_s": filling.last_s, "generation": filling.generations,
-        "digest": np.void(filling.digest), "fingerprint": filling.fingerprints,
-        "parent": filling.parents, "key": padded.view(f"V{KEY_BYTES_MAX}")[:, 0],
-        "length": filling.length, "stored_length": filling.length,
-        "valid_tokens": filling.valid_tokens, "depth": filling.depths,
-        "extent_units": places.units, "next_segment": NO_SEGMENT,
-        "key_bytes": keys.shape[1], "extent_count": 1,
-    }  # fmt: skip
-    for name, value in values.items():
-        records[name] = value
-    extents = np.stack(places, axis=1).astype("<u4").tobytes()
-    if sums is not None:
-        records["checksum"] = records["stored_checksum"] = sums
-    records["place_checksum"] = checksums(extents, 0, EXTENT_BYTES, EXTENT_BYTES)
-    raw = records.view(np.uint8).data
-    records["header_checksum"] = checksums(raw, HEADER_OFFSET, HEADER_END, RECORD_BYTES)
-    return records
-
-
-def pack_ready(filling: FillingColumns, checksum: int) -> bytes:
-    """The same for a single piece, whose bytes are there: arrays cost more than they save."""
-    places, key = filling.places, filling.keys
-    extent = Extent(int(places.segment[0]), int(places.start[0]), int(places.units[0]))
-    header = _HEADER.pack(
-        int(filling.generations[0]), filling.digest, filling.fingerprints.tobytes(), filling.parents.tobytes(), key,
-        filling.length, filling.length, place_checksum((extent,)), 0, 0, filling.valid_tokens,
-        int(filling.depths[0]), extent.units, NO_SEGMENT, 0, 0, len(key), 1, 0, 0,
-    )  # fmt: skip
-    mutable = _MUTABLE.pack(
-        MAGIC, VERSION, State.READY, 0, int(filling.heats[0]), 0, filling.owner_pid, filling.last_s, checksum, checksum,
-    )  # fmt: skip
-    return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
+    return mutable + header + HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
 
 
 def pack_continuation(record: Record, i: int) -> bytes:
@@ -258,12 +195,12 @@ def pack_continuation(record: Record, i: int) -> bytes:
     next_segment, next_start = (
         (place[i + 1].segment, place[i + 1].start) if i + 1 < len(place) else (NO_SEGMENT, 0)
     )
-    header = _HEADER.pack(
+    header = HEADER.pack(
         record.generation, bytes(32), record.fingerprint, ROOT, b"", 0, 0, 0,
         record.group, record.shard, 0, 0, place[i].units, next_segment, next_start, 0, 0, 0, 0, 0,
     )  # fmt: skip
-    mutable = _MUTABLE.pack(MAGIC, VERSION, State.CONTINUED, 0, 0, 0, 0, 0.0, 0, 0)
-    return mutable + header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
+    mutable = MUTABLE.pack(MAGIC, VERSION, State.CONTINUED, 0, 0, 0, 0, 0.0, 0, 0)
+    return mutable + header + HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))
 
 
 def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
@@ -274,12 +211,12 @@ def unpack(raw: bytes | bytearray | memoryview, place: Place) -> Record:
     if fault:
         raise Corrupt(f"record is not usable: {fault}")
     _, _, state, leased, heat, hits, owner_pid, last_s, checksum, stored_checksum = (
-        _MUTABLE.unpack_from(raw)
+        MUTABLE.unpack_from(raw)
     )
     (
         generation, digest, fingerprint, parent, key, length, stored_length, stated_place, group, shard, valid_tokens,
         depth, _, _, _, codec, key_bytes, extent_count, flags, content,
-    ) = _HEADER.unpack_from(raw, HEADER_OFFSET)  # fmt: skip
+    ) = HEADER.unpack_from(raw, HEADER_OFFSET)  # fmt: skip
     if extent_count != len(place) or stated_place != place_checksum(place):
         raise Corrupt(f"record does not vouch for its place: extents={len(place)}")
     if stored_length > place_bytes(place):
@@ -410,7 +347,7 @@ def _fault_of(raw: bytes | bytearray | memoryview) -> str:
         return f"version={version} expected={VERSION}"
     if state > State.CONTINUED:
         return f"state={state}"
-    (stated,) = _CHECKSUM.unpack_from(raw, HEADER_END)
+    (stated,) = HEADER_CHECKSUM.unpack_from(raw, HEADER_END)
     if stated != xxhash.xxh3_64_intdigest(raw[HEADER_OFFSET:HEADER_END]):
         return "header does not match its checksum"
     if state != State.CONTINUED and not KEY_BYTES_MIN <= raw[KEY_BYTES_OFFSET] <= KEY_BYTES_MAX:

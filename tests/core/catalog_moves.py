@@ -141,7 +141,7 @@ class MovingMachine(CatalogMachine):
     def _end_task(self, task: CopyTask, outcome: int, *, trim: bool) -> None:
         if outcome % 5 > 1:
             stored = [StoredPiece(kept_of(task, move, trim=trim), 1) for move in task.moves]
-            self.catalog.commit_copy(task.id, stored, self.now_s)
+            self.catalog.carriage.commit(task.id, stored, self.now_s)
             units = {
                 (move.group, move.shard): sum(extent.units for extent in each.place)
                 for move, each in zip(task.moves, stored, strict=True)
@@ -149,7 +149,7 @@ class MovingMachine(CatalogMachine):
             self.oracle.commit_copy(task.id, units, self.now_s)
         else:
             reason = Reason.CORRUPT if outcome % 5 else Reason.IO_ERROR
-            self.catalog.abort_copy(task.id, reason, self.now_s)
+            self.catalog.carriage.abort(task.id, reason, self.now_s)
             self.oracle.abort_copy(task.id, reason)
         self.compare()
 

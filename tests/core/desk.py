@@ -287,7 +287,7 @@ class Desk:
                 assert self.catalog.carriage.commit_run(each, each.targets, self.now_s)
                 continue
             stored = [StoredPiece(move.target, 1) for move in each.moves]
-            self.catalog.commit_copy(each.id, stored, self.now_s)
+            self.catalog.carriage.commit(each.id, stored, self.now_s)
         self.catalog.check()
 
     def write_back(self) -> list[str]:

@@ -262,7 +262,7 @@ def test_a_load_that_fails_is_a_miss_and_a_corrupt_source_goes() -> None:
     for reason, left in ((Reason.IO_ERROR, "a"), (Reason.CORRUPT, "")):
         acquired = desk.catalog.acquire(acquire(desk, "a"), desk.now_s)
         (task,) = acquired.loads
-        desk.catalog.abort_copy(task.id, reason, desk.now_s)
+        desk.catalog.carriage.abort(task.id, reason, desk.now_s)
         assert desk.catalog.grant(acquired.lease, desk.now_s).lease == 0
         assert desk.there("a") == left
         desk.catalog.check()
@@ -301,7 +301,7 @@ def test_a_disk_that_keeps_less_gives_the_rest_back() -> None:
     for task in tasks:
         kept = [(move.target[0]._replace(units=1),) for move in task.moves]
         stored = [StoredPiece(place, 1) for place in kept]
-        desk.catalog.commit_copy(task.id, stored, desk.now_s)
+        desk.catalog.carriage.commit(task.id, stored, desk.now_s)
     desk.catalog.check()
     assert desk.catalog.tier_use()[1].used_units == 2
 

@@ -117,10 +117,12 @@ class Storm:
         way = f"{task.source.name}-{task.target.name}"
         if self.rng.random() < 0.8:
             stored = [StoredPiece(move.target, 1) for move in task.moves]
-            catalog.commit_copy(task.id, stored, now_s)
+            catalog.carriage.commit(task.id, stored, now_s)
             self.seen[way] += 1
         else:
-            catalog.abort_copy(task.id, self.rng.choice([Reason.CORRUPT, Reason.IO_ERROR]), now_s)
+            catalog.carriage.abort(
+                task.id, self.rng.choice([Reason.CORRUPT, Reason.IO_ERROR]), now_s
+            )
 
     def write_down(self) -> None:
         self.tasks += self.desk.catalog.write_back(1 << 30, self.desk.now_s)

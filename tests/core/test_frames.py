@@ -34,7 +34,7 @@ def write(desk: Desk, task: CopyTask, *, refers: bool = True) -> None:
         )
         for move in task.moves
     ]
-    desk.catalog.commit_copy(task.id, stored, desk.now_s)
+    desk.catalog.carriage.commit(task.id, stored, desk.now_s)
     desk.catalog.check()
 
 
@@ -109,7 +109,7 @@ def test_a_write_that_fails_hands_its_turn_to_the_next() -> None:
     desk.put("a", contents=[CONTENT])
     desk.put("b", contents=[CONTENT])
     (one,) = begun(desk)
-    desk.catalog.abort_copy(one.id, Reason.IO_ERROR, desk.now_s)
+    desk.catalog.carriage.abort(one.id, Reason.IO_ERROR, desk.now_s)
     (other,) = begun(desk)
     assert (name(other, desk), other.moves[0].base) == ("b", None)
 

@@ -78,7 +78,7 @@ class FramesMachine(RuleBasedStateMachine):
         if task.target is TierId.DRAM or fails:
             self.write(task, refers=refers)
         else:
-            self.desk.catalog.abort_copy(task.id, Reason.IO_ERROR, self.desk.now_s)
+            self.desk.catalog.carriage.abort(task.id, Reason.IO_ERROR, self.desk.now_s)
         self.take_effects()
 
     def write(self, task: CopyTask, *, refers: bool) -> None:
@@ -95,7 +95,7 @@ class FramesMachine(RuleBasedStateMachine):
                 place, self.stamps, task.content, task.parent, base, base_stamp
             )
         stored = StoredPiece(place, 1, base is not None)
-        self.desk.catalog.commit_copy(task.id, [stored], self.desk.now_s)
+        self.desk.catalog.carriage.commit(task.id, [stored], self.desk.now_s)
 
     @rule(path=st.sampled_from(PATHS), other=st.sampled_from(PATHS))
     def store(self, path: str, other: str) -> None:
@@ -201,7 +201,7 @@ class FramesMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing is left of what was kept when all is gone."""
         for task in self.tasks:
-            self.desk.catalog.abort_copy(task.id, Reason.IO_ERROR, self.desk.now_s)
+            self.desk.catalog.carriage.abort(task.id, Reason.IO_ERROR, self.desk.now_s)
         for letter in "abcdefghijkl":
             remove(self.desk.catalog, self.desk.ns, self.desk.keys(letter), self.desk.now_s)
         self.take_effects()

@@ -17,7 +17,7 @@ def on_disk(desk: Desk, names: str) -> None:
     desk.put(names)
     for task in begun(desk):
         stored = [StoredPiece(head_of(move.target, 5), 99, lossy=True) for move in task.moves]
-        desk.catalog.commit_copy(task.id, stored, desk.now_s)
+        desk.catalog.carriage.commit(task.id, stored, desk.now_s)
     while desk.catalog.shed(DRAM, desk.now_s, 1):
         desk.catalog.check()
 
@@ -32,7 +32,7 @@ def test_as_long_as_the_exact_copy_is_there_it_is_read() -> None:
     desk.put("a")
     (task,) = begun(desk)
     stored = [StoredPiece(task.moves[0].target, 99, lossy=True)]
-    desk.catalog.commit_copy(task.id, stored, desk.now_s)
+    desk.catalog.carriage.commit(task.id, stored, desk.now_s)
     assert matched(desk, "a", exact=True) == (1, 0, "")
 
 
@@ -63,7 +63,7 @@ def test_it_stays_so_in_memory_and_on_its_way_back() -> None:
     assert matched(desk, "a") == (1, 1, "")
     desk.release(desk.read("a"))
     (task,) = begun(desk)
-    desk.catalog.commit_copy(task.id, [StoredPiece(task.moves[0].target, 99)], desk.now_s)
+    desk.catalog.carriage.commit(task.id, [StoredPiece(task.moves[0].target, 99)], desk.now_s)
     desk.catalog.shed(DRAM, desk.now_s, 1)
     assert matched(desk, "a") == (1, 1, "")
 

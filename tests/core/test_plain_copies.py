@@ -94,7 +94,7 @@ def test_a_run_whose_source_went_bad_meanwhile_is_not_committed_as_one() -> None
     first, second = desk.catalog.carriage.cut(run, [1, 4])
     assert desk.catalog.carriage.commit_run(first, first.targets, desk.now_s)
     for task in desk.catalog.carriage.take_apart(second):
-        desk.catalog.abort_copy(task.id, Reason.IO_ERROR, desk.now_s)
+        desk.catalog.carriage.abort(task.id, Reason.IO_ERROR, desk.now_s)
     desk.catalog.check()
     assert desk.tiers_of("a") == {DRAM, NVME}
     assert desk.tiers_of("c") == {DRAM}

@@ -103,7 +103,7 @@ def test_a_load_that_failed_is_no_waste() -> None:
     desk.catalog.page_ins.want(desk.ns, names, Signal.SESSION, 0.0, desk.now_s)
     (run,) = desk.catalog.scheduler.run(Bounds(load_bytes=1), desk.now_s).loads
     (task,) = desk.singly([run])
-    desk.catalog.abort_copy(task.id, Reason.IO_ERROR, desk.now_s)
+    desk.catalog.carriage.abort(task.id, Reason.IO_ERROR, desk.now_s)
     desk.now_s += HOLD_S
     assert outcome(desk) == (0, 0, 1)
 

@@ -80,7 +80,7 @@ def test_a_prefetch_survives_the_eviction_of_what_it_would_load() -> None:
     put(catalog, layout, session, [1])
     for task in catalog.write_back(1 << 20, NOW_S):
         stored = [StoredPiece(move.target, move.checksum) for move in task.moves]
-        catalog.commit_copy(task.id, stored, NOW_S)
+        catalog.carriage.commit(task.id, stored, NOW_S)
     put(catalog, layout, session, [2, 3])
     # loading 1 evicts 2, which lies nowhere else and is gone when the call comes to it
     tasks, _ = catalog.prefetch(layout.id, keys_of(layout, [1, 2]), TierId.DRAM, NOW_S)

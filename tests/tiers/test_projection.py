@@ -15,8 +15,8 @@ from kvstored.core.keys import key_batch
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import StateMismatch
 from kvstored.tiers.entries import WAYS
+from kvstored.tiers.filling import FillingColumns, pack_many
 from kvstored.tiers.projection import BUCKETS_MIN, Projection
-from kvstored.tiers.record import FillingColumns, pack_many
 
 DIGEST, SEED = bytes(range(32)), 77
 UNITS = 4
