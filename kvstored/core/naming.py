@@ -9,7 +9,7 @@ from kvstored.core.calls import Reason, Reserve, TouchEvent
 from kvstored.core.columns import FILLING
 from kvstored.core.leaving import drop_path
 from kvstored.core.readability import NOT_READABLE
-from kvstored.core.types import KeyBatch, NamespaceId, Rows, TierId, as_rows
+from kvstored.core.types import KeyBatch, NamespaceId, Rows, TierId, as_rows, chosen_keys
 from kvstored.errors import Conflict
 
 PATH_EVERY = 64
@@ -32,6 +32,15 @@ def rows_leaf_first(books: Books, ns: NamespaceId, keys: KeyBatch) -> Rows:
 def readable_rows(books: Books, ns: NamespaceId, keys: KeyBatch) -> list[int]:
     fast = books.blocks.fast
     return [row for row in known_rows(books, ns, keys) if fast[row] != NOT_READABLE]
+
+
+def readable_keys(books: Books, ns: NamespaceId, keys: KeyBatch) -> KeyBatch:
+    """The keys of `readable_rows`, one a row."""
+    rows = books.index.find(keys.fingerprints)
+    there = (rows >= 0) & (books.blocks.ns[rows] == ns) & (books.blocks.fast[rows] != NOT_READABLE)
+    at = np.flatnonzero(there)
+    _, first = np.unique(rows[at], return_index=True)
+    return chosen_keys(keys, at[np.sort(first)])
 
 
 def count_reads(books: Books, ns: NamespaceId, keys: KeyBatch, now_s: float) -> int:

@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from kvstored.core.copying import Copying, copies_in
+from kvstored.core.naming import readable_keys
 from kvstored.core.types import KeyBatch, NamespaceId, TierId, chosen_keys
 from kvstored.core.usage import lacking
 from kvstored.errors import NotFound
@@ -74,6 +75,7 @@ class Jobs:
         """Up to the first of these tiers, then to the next."""
         shell, (tier, *rest) = self._shell, steps
         wanted = self._below(ns, keys, rest[0]) if rest else keys
+        wanted = readable_keys(shell.catalog.books, ns, wanted)  # loads are numbered by these
         loads, _ = shell.catalog.prefetch(ns, wanted, tier, shell.now_s())
         shell.apply()
         without_room = lacking(shell.catalog.books, ns, wanted, tier)

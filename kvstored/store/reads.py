@@ -11,6 +11,7 @@ import numpy as np
 
 from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
+from kvstored.core.naming import readable_keys
 from kvstored.core.types import NamespaceId, Place, SessionId, TierId, chosen_keys
 from kvstored.core.usage import needs_no_look
 from kvstored.errors import LeaseLost
@@ -68,9 +69,10 @@ class Reads:
             return max(0.0, wait_s - (shell.elapsed_s() - begun_s))
 
         try:
-            loads, coming = shell.catalog.prefetch(call.ns, below.keys, TierId.HBM, shell.now_s())
+            keys = readable_keys(shell.catalog.books, call.ns, below.keys)
+            loads, coming = shell.catalog.prefetch(call.ns, keys, TierId.HBM, shell.now_s())
             shell.apply()
-            self._mover.start(loads, Urgency.DEMAND, keys=below.keys)
+            self._mover.start(loads, Urgency.DEMAND, keys=keys)
             await self._flights.wait(coming, left_s())
             return await self.acquire(call, wait_s=left_s())
         finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstored.core.types import Layout, Place
+from kvstored.store.events import EventKind
 from kvstored.store.jobs import Job, JobState
 from kvstored.store.lane import Urgency
 from kvstored.store.sessions import Session
@@ -59,6 +60,27 @@ def test_keys_that_find_no_room_count_as_failed(tmp_path: Path) -> None:
         job = world.store.prefetch(session, layout, keys_of(layout, [1, 2]), 5.0)
         assert outcome(job) == (JobState.FAILED, 2, 0, 2)
         world.store.release(session, [held.lease, kept.lease])
+
+    on_disk(tmp_path, test)
+
+
+def test_a_load_of_a_run_that_failed_is_told_of_its_own_key(tmp_path: Path) -> None:
+    """Of a key before it that is not stored it was told."""
+
+    async def test(world: World, session: Session, layout: Layout) -> None:
+        path = [20, 21, 22, 23]
+        world.put(session, layout, path)
+        await world.janitor.write_back_once()
+        await world.settle()
+        world.put(session, layout, [30, 31, 32, 33])
+        world.disk.faults = Faults(read_error=1.0)
+        asked = keys_of(layout, [99, 20, 21, 98, 22, 23])
+        job = world.store.prefetch(session, layout, asked, 5.0)
+        await world.settle()
+        assert outcome(job) == (JobState.FAILED, 4, 0, 4)
+        events = world.shell.events.read(epoch=1, cursor=0, events_max=1000).events
+        failed = [int.from_bytes(e.key, "big") for e in events if e.kind is EventKind.LOAD_FAILED]
+        assert failed == path
 
     on_disk(tmp_path, test)
 
