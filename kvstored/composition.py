@@ -28,7 +28,9 @@ from kvstored.store.shell import Shell, Tiers
 from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.coding import Coding
+from kvstored.tiers.device import open_device
 from kvstored.tiers.disk import SLAB_BYTES, Disk, Options, erase, map_bytes_for
+from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.projection import Projection
 from kvstored.transport.local import TENANT
 from kvstored.transport.service import INTERNAL
@@ -41,6 +43,9 @@ ARENA_THREADS = 2
 DISK_THREADS = 4
 DISK_BACKGROUND_MAX = 2
 """One group commit on the disk, the next one gathering behind it; the other threads are for loads."""
+HBM_THREADS = 4
+"""They hash what goes up: 10 GB/s each, so four keep up with a link of 50."""
+HBM_BACKGROUND_MAX = 2
 EPOCH_FILE = "epoch"
 _CODECS = {"raw": Codec.RAW, "zstd": Codec.ZSTD, "fast": Codec.FRAME, "small": Codec.FRAME}
 
@@ -62,10 +67,12 @@ class Parts:
 
     def close(self) -> None:
         """Waits for the threads: what they write is whole when this returns."""
-        self.tiers.arena_lane.close()
-        self.tiers.disk_lane.close()
+        for lane in self.tiers.lanes():
+            lane.close()
         if self.disk is not None:
             self.disk.close()
+        if self.tiers.hbm is not None:
+            self.tiers.hbm.close()
         self.tiers.projection.close()
         self.arena.close()
 
@@ -82,6 +89,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     adopted = arena.adopt(fds)
     slab_bytes = min(SLAB_BYTES, config.disk.capacity_bytes // UNIT_BYTES * UNIT_BYTES)
     disk = _disk(config, clock, slab_bytes) if slab_bytes else None
+    gpus = config.hbm
+    hbm = Hbm(gpus.devices, gpus.capacity_bytes, open_device) if gpus.devices else None
     tiers = Tiers(
         arena=arena,
         arena_lane=Lane("arena", threads=ARENA_THREADS, queue_max=LANE_QUEUE_MAX),
@@ -97,6 +106,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
         coding=disk.coding if disk is not None else Coding(Codec.RAW),
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
+        hbm=hbm,
+        hbm_lane=_hbm_lane() if gpus.devices else None,
     )
     catalog = Catalog(
         tiers=tier_limits(config, has_disk=disk is not None),
@@ -158,24 +169,26 @@ def bundle_of(config: Config) -> Bundle:
 
 
 def tier_limits(config: Config, *, has_disk: bool) -> list[TierLimits]:
-    dram = _tier_limits(config, TierId.DRAM, config.dram)
-    if not has_disk:
-        return [dram]
-    nvme = _tier_limits(config, TierId.NVME, config.disk)
-    disk = config.disk
-    return [
-        dram,
-        replace(
-            nvme,
-            admit_hits=disk.admit_hits,
-            write_budget_bytes=disk.write_budget_bytes,
-            min_benefit_bytes=disk.min_benefit_bytes,
-        ),
-    ]
+    found = [_tier_limits(config, TierId.DRAM, config.dram)]
+    if has_disk:
+        nvme = _tier_limits(config, TierId.NVME, config.disk)
+        disk = config.disk
+        found.append(
+            replace(
+                nvme,
+                admit_hits=disk.admit_hits,
+                write_budget_bytes=disk.write_budget_bytes,
+                min_benefit_bytes=disk.min_benefit_bytes,
+            )
+        )
+    if devices := len(config.hbm.devices):
+        one = _tier_limits(config, TierId.HBM, config.hbm)
+        found.append(replace(one, capacity_units=one.capacity_units * devices))
+    return found
 
 
 def _tier_limits(
-    config: Config, tier: TierId, section: sections.Dram | sections.Disk
+    config: Config, tier: TierId, section: sections.Dram | sections.Disk | sections.Hbm
 ) -> TierLimits:
     shares = config.limits
     exempt = Signal.SINKS in bundle_of(config).signals
@@ -231,6 +244,7 @@ def store_limits(config: Config) -> StoreLimits:
         resume_ttl_s=limits.resume_ttl_s,
         quarantine_s=limits.quarantine_s,
         load_deadline_s=limits.load_deadline_s,
+        hbm_bytes_per_s=config.hbm.bandwidth_bytes * len(config.hbm.devices),
     )
 
 
@@ -258,9 +272,15 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         return None
 
 
+def _hbm_lane() -> Lane:
+    return Lane(
+        "hbm", threads=HBM_THREADS, queue_max=LANE_QUEUE_MAX, background_max=HBM_BACKGROUND_MAX
+    )
+
+
 def _metrics(config: Config, tiers: Tiers) -> Metrics:
     kinds = [name for name in vars(errors) if _is_error(name)]
-    queues = [queue for lane in (tiers.arena_lane, tiers.disk_lane) for queue in lane.depths()]
+    queues = [queue for lane in tiers.lanes() for queue in lane.depths()]
     sets = Sets(
         methods=tuple(method.name for method in METHODS),
         errors=(*kinds, INTERNAL),

@@ -32,6 +32,7 @@ from kvstored.sections import (
     Disk,
     Dram,
     Feedback,
+    Hbm,
     Limits,
     Log,
     Prefetch,
@@ -97,6 +98,7 @@ class Config(Section):
         default=Feedback(), description="what engines report of attention (docs/scheduling.md)"
     )
     prefetch: Prefetch = Field(default=Prefetch(), description="loading ahead of need")
+    hbm: Hbm = Field(default=Hbm(), description="the tier on GPUs")
     limits: Limits = Field(default=Limits(), description="bounds on what callers hold and wait for")
     log: Log = Field(default=Log(), description="log lines")
 

@@ -1,6 +1,6 @@
 """The daemon: what it is made of, its tasks, its start and its end. The one place that knows every part.
 
-Threads: the lanes' (`arena-*`, `disk-*`) and the metrics server's. Everything else runs on one loop, whose tasks have names. Ready as
+Threads: the lanes' (`arena-*`, `disk-*`, `hbm-*`) and the metrics server's. Everything else runs on one loop, whose tasks have names. Ready as
 soon as it can serve; recovery and growth go on behind.
 """
 
@@ -23,6 +23,7 @@ from kvstored.errors import KvstoredError
 from kvstored.metrics_server import MetricsServer
 from kvstored.notify import Notifier, listen_fds
 from kvstored.statedir import read_status
+from kvstored.store import gpu
 from kvstored.store.growth import Grower
 from kvstored.store.janitor import Janitor
 from kvstored.store.recovery import Found, Recovery
@@ -116,6 +117,8 @@ class Daemon:
         if self._config.metrics_listen is not None:
             await self._metrics_server.start(self._config.metrics_listen)
         tasks.create_task(self._restore(recovering, growers), name="recovery and growth")
+        if self._parts.tiers.hbm is not None:
+            tasks.create_task(self._open_gpus(), name="gpus")
         for name, work in self._janitor.tasks().items():
             tasks.create_task(work, name=name)
         self._store.speeds.calibrate(self._parts.tiers.arena_lane)
@@ -177,6 +180,21 @@ class Daemon:
         except KvstoredError as error:
             _log_refusal(TierId.DRAM, error)
 
+    async def _open_gpus(self) -> None:
+        """Pools first, which have room for blocks at once; then pinning, which makes copies faster."""
+        hbm = self._parts.tiers.hbm_records
+        await gpu.open_pools(self._shell)
+        if hbm.fault is not None:
+            log.warning("the hbm tier is off", error=str(hbm.fault))
+            return
+        log.info("gpu pools are open", devices=hbm.names, footprint_bytes=hbm.footprint_bytes)
+        await gpu.pin_arena(
+            self._shell,
+            self._config.dram.capacity_bytes,
+            lambda error: log.warning("the rest of dram is not pinned", error=str(error)),
+        )
+        log.info("dram is pinned", bytes=hbm.pinned_bytes)
+
     def _keep_segments(self, _: int) -> None:
         """The keeper gets a segment's descriptors before anything is granted in it."""
         for name, fd in self._parts.arena.fds().items():
@@ -236,6 +254,9 @@ class Daemon:
         return {TierId.NVME: self._config.disk.capacity_bytes} if is_broken else {}
 
     def _tier_facts(self, tier: TierId) -> TierFacts:
+        hbm = self._parts.tiers.hbm
+        if tier is TierId.HBM and hbm is not None:
+            return TierFacts("on" if hbm.fault is None else "off", reason=str(hbm.fault or ""))
         found = self._recovery.found.get(tier, Found())
         disk = self._parts.disk
         if tier is not TierId.NVME or disk is None:
@@ -303,12 +324,16 @@ class Daemon:
             gauges.copies.set(use.copies)
             gauges.dirty_copies.set(use.dirty_copies)
             gauges.fragmentation_ratio.set(use.fragmentation)
+        if (hbm := self._parts.tiers.hbm) is not None:
+            metrics.hbm_pinned_bytes.set(hbm.pinned_bytes)
+            metrics.hbm_footprint_bytes.set(hbm.footprint_bytes)
+            metrics.hbm_off.set(hbm.fault is not None)
         stored = self._shell.counts["stored_bytes", ""]
         if stored:
             metrics.codec_ratio.set(self._shell.counts["copy_bytes", "dram:nvme"] / stored)
 
     def _refresh_lanes(self) -> None:
-        for lane in (self._parts.tiers.arena_lane, self._parts.tiers.disk_lane):
+        for lane in self._parts.tiers.lanes():
             for queue, depth in lane.depths().items():
                 self._shell.metrics.queue_depth_jobs[queue].set(depth)
 

@@ -15,6 +15,8 @@ from kvstored.errors import InvalidArgument
 
 Number = TypeVar("Number", int, float)
 
+_DEVICE = re.compile(r"(host:)?[0-9]{1,2}")
+
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path that the kernel takes."""
 
@@ -150,6 +152,30 @@ Guesses = Annotated[
     tuple[str, ...],
     BeforeValidator(_guesses),
     PlainSerializer(lambda names: ",".join(names) or "off", return_type=str),
+]
+
+
+def _devices(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        names = tuple(str(name) for name in value)
+    elif isinstance(value, str):
+        names = () if value == "off" else tuple(name.strip() for name in value.split(","))
+    else:
+        raise ValueError(f"not a list of devices: value={value!r}; write for example 0,1")
+    wrong = [name for name in names if not _DEVICE.fullmatch(name)]
+    if wrong:
+        raise ValueError(f"no such device: value={wrong[0]!r}; write for example 0,1 or off")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a device is named twice: value={','.join(names)}")
+    return names
+
+
+def _devices_text(names: tuple[str, ...]) -> str:
+    return ",".join(names) or "off"
+
+
+Devices = Annotated[
+    tuple[str, ...], BeforeValidator(_devices), PlainSerializer(_devices_text, return_type=str)
 ]
 Size = Annotated[int, BeforeValidator(_size), PlainSerializer(units.format_size)]
 AutoSize = Annotated[

@@ -196,6 +196,13 @@ class Metrics:
         self.tiers = tuple(TierGauges(tier_gauges, tier) for tier in TIERS)
         """By TierId."""
 
+        self.hbm_pinned_bytes = _gauge(registry, "hbm_pinned_bytes", "DRAM pinned for the GPUs.")
+        self.hbm_footprint_bytes = _gauge(
+            registry, "hbm_footprint_bytes", "GPU memory taken beside the pools: contexts, staging."
+        )
+        self.hbm_off = _gauge(
+            registry, "hbm_off_state", "1 where GPUs are configured and not used."
+        )
         self.sessions = _gauge(registry, "sessions", "Open sessions.")
         self.connections = _gauge(registry, "connections", "Connections of the local channel.")
         self.bulk_connections = _gauge(

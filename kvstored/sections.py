@@ -11,6 +11,7 @@ from kvstored.fields import (
     GUESSES,
     AnyPath,
     AutoSize,
+    Devices,
     Duration,
     Guesses,
     OptionalPath,
@@ -179,6 +180,31 @@ class Signals(Section):
     disk: Switch = Field(
         default="auto", description="blocks are written to disk; else eviction drops them"
     )
+
+
+class Hbm(Section):
+    devices: Devices = Field(
+        default=(),
+        description="GPUs that hold blocks: ordinals such as 0,1, or off; host:0 is host memory that stands in for one",
+    )
+    capacity_bytes: Size = Field(
+        default=2**30, ge=2**20, le=2**44, description="memory for blocks on each of them"
+    )
+    high: Share = Field(default=0.95, description="share in use above which blocks are evicted")
+    low: Share = Field(
+        default=0.90,
+        description="share in use down to which blocks are evicted, and above which what nothing else has is carried to DRAM",
+    )
+    bandwidth_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="a second that copies to and from each GPU may take from the engine's own; 0: no bound",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_watermarks(self.low, self.high)
+        return self
 
 
 class Limits(Section):

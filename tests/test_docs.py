@@ -40,7 +40,7 @@ def test_every_setting_in_the_documents_exists() -> None:
     named = {
         name
         for page in PAGES
-        for name in re.findall(r"`((?:dram|disk|limits|log)\.[a-z_]+)`", page.read_text())
+        for name in re.findall(r"`((?:dram|disk|hbm|limits|log)\.[a-z_]+)`", page.read_text())
     }
     assert named
     assert named <= known

@@ -204,7 +204,16 @@ def daemon(config: Config) -> list[Finding]:
     if answer.version != __version__:
         remedy = "kvstored restart replaces it with DRAM warm"
         return [Finding("daemon", Level.WARN, f"{text}; this command is {__version__}", remedy)]
-    return [Finding("daemon", Level.OK, text)]
+    return [Finding("daemon", Level.OK, text), *_tiers_off(answer)]
+
+
+def _tiers_off(answer: pb.StatResponse) -> list[Finding]:
+    remedy = "mend the cause, then kvstored restart; blocks are served from the other tiers"
+    return [
+        Finding("daemon", Level.WARN, f"its tier {tier.name} is off: {tier.reason}", remedy)
+        for tier in answer.tiers
+        if tier.reason
+    ]
 
 
 def ports(config: Config) -> list[Finding]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstored import machine
-from kvstored.cli import checks, checks_engine, checks_pages, checks_software
+from kvstored.cli import checks, checks_engine, checks_gpu, checks_pages, checks_software
 from kvstored.cli.checks import Finding, Level
 from kvstored.cli.options import loaded, settings_flags
 from kvstored.cli.output import FAILED, json_option, show
@@ -27,6 +27,7 @@ _CHECKS: tuple[Callable[[Config], list[Finding]], ...] = (
     checks.disk,
     checks_software.lmdb_opens,
     lambda _config: checks_software.gpu(),
+    checks_gpu.hbm,
     lambda _config: checks_software.hashes(),
     checks_software.socket_path,
     checks_software.bulk,

@@ -72,6 +72,7 @@ def _stat_text(answer: pb.StatResponse) -> Group:
     codecs = _codecs_text(answer)
     tables: list[RenderableType] = [_tiers_text(answer), *([codecs] if codecs.rows else [])]
     tables += [budgets] if budgets.rows else []
+    tables += [f"{tier.name} is off: {tier.reason}" for tier in answer.tiers if tier.reason]
     return Group(head, "", *tables, "", counters)
 
 

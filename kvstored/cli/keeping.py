@@ -93,6 +93,14 @@ def unpin(*, pin: int, target: Target, is_json: bool) -> None:
     default="0",
     help="What is not loaded by then is not loaded.  [default: the daemon's]",
 )
+@click.option(
+    "--tier",
+    "tier_name",
+    type=click.Choice(("dram", "hbm")),
+    default="dram",
+    show_default=True,
+    help="Where to: hbm is GPU memory.",
+)
 @click.option("--wait", "is_waited", is_flag=True, help="Until it is done.")
 @daemon_options
 @json_option
@@ -100,21 +108,23 @@ def prefetch(
     *,
     namespace: str,
     words: KeyWords,
+    tier_name: str,
     deadline_s: float,
     is_waited: bool,
     target: Target,
     is_json: bool,
 ) -> None:
-    """Start loading blocks from disk into DRAM."""
+    """Start loading blocks from disk into DRAM, or on into GPU memory."""
+    tier = TierId[tier_name.upper()]
     with target.client() as client:
         there = opened(client, namespace)
         keys = words.of(there)
         tiers = there.locate(keys).tiers
-        job = there.prefetch(keys, deadline_s=deadline_s)
+        job = there.prefetch(keys, tier=tier_name, deadline_s=deadline_s)
         value: dict[str, object] = {
             "job": job.job,
             "keys": len(keys),
-            "already_there": sum(bits >> TierId.DRAM & 1 for bits in tiers),
+            "already_there": sum(bits >> tier & 1 for bits in tiers),
             "absent": sum(not bits for bits in tiers),
             "blocks": job.blocks,
         }

@@ -5,7 +5,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -135,14 +135,26 @@ class AsyncNamespace:
     extend_request = _async(Namespace.extend_request)
     complete_request = _async(Namespace.complete_request)
 
-    @asynccontextmanager
-    async def get_view(
+    def get_view(
         self, keys: Keys, *, groups: Sequence[str] | None = None, shard: int = 0, ttl_s: float = 0
-    ) -> AsyncIterator[View]:
+    ) -> AbstractAsyncContextManager[View]:
         """Blocks in place for the body of the `async with`, which ends with LeaseLost where the lease did not hold."""
         get = functools.partial(
             self.blocking.get_view, keys, groups=groups, shard=shard, ttl_s=ttl_s
         )
+        return self._viewed(get)
+
+    def map_gpu(
+        self, keys: Keys, *, groups: Sequence[str] | None = None, shard: int = 0, ttl_s: float = 0
+    ) -> AbstractAsyncContextManager[View]:
+        """The same in GPU memory; see `Namespace.map_gpu`."""
+        get = functools.partial(
+            self.blocking.map_gpu, keys, groups=groups, shard=shard, ttl_s=ttl_s
+        )
+        return self._viewed(get)
+
+    @asynccontextmanager
+    async def _viewed(self, get: Callable[[], View]) -> AsyncIterator[View]:
         acquiring = self.client.start(get)
         try:
             view = await asyncio.wrap_future(acquiring)

@@ -1,6 +1,6 @@
 """What a namespace asks of its transport: the shape that local and remote links share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -104,6 +104,8 @@ class Leased:
     blocks: tuple[Block | None, ...]
     status: tuple[ReadStatus, ...]
     miss_reason: str
+    settle: Callable[[], None] = lambda: None
+    """Called before the lease ends: waits for readers that the caller cannot see, a GPU's."""
 
 
 class Link(Protocol):
@@ -129,6 +131,10 @@ class Link(Protocol):
     def get(self, call: GetCall, timeout_s: float) -> GetResult: ...
 
     def lease(self, call: GetCall, timeout_s: float) -> Leased: ...
+
+    def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
+        """The same in GPU memory; Unavailable where that is not shared."""
+        ...
 
     def release(self, leased: Leased, timeout_s: float) -> bool:
         """Ends the lease; whether it held until now."""

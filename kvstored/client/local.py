@@ -14,6 +14,7 @@ from kvstored.client.aside import AsidePuts
 from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalChannel, LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
+from kvstored.client.gpu import Pool, Pools, blocks_on_gpu
 from kvstored.client.keys import Keys
 from kvstored.client.lending import Borrowed
 from kvstored.client.links import GetCall, Glance, Leased, PutPart
@@ -21,7 +22,7 @@ from kvstored.client.optimistic import Optimistic
 from kvstored.client.reports import Reports
 from kvstored.client.reserved import ReservedPuts
 from kvstored.client.results import Blocks, GetResult, OptimisticReads
-from kvstored.client.rows import mapped_segments, privates_of, shared_runs
+from kvstored.client.rows import mapped_segments, privates_of, segments_of, shared_runs
 from kvstored.client.runs import (
     Privates,
     blocks_in_place,
@@ -70,6 +71,7 @@ class LocalTransport:
     def __init__(self, channel: LocalChannel, copy_threads: int) -> None:
         self._channel = channel
         self._segments = Segments()
+        self._pools = Pools()
         self._copier = Copier(copy_threads)
         self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
 
@@ -78,7 +80,9 @@ class LocalTransport:
 
     def borrow(self, timeout_s: float) -> "LocalDataLink":
         link, clock = self._channel.borrow(timeout_s), self._channel.clock
-        return LocalDataLink(link, self._segments, self._copier, clock, self._optimistic)
+        return LocalDataLink(
+            link, self._segments, self._pools, self._copier, clock, self._optimistic
+        )
 
     def give_back(self, lent: "LocalDataLink") -> None:
         self._channel.give_back(lent.borrowed)
@@ -90,6 +94,7 @@ class LocalTransport:
         self._optimistic.reports.close()
         self._channel.close()
         self._segments.clear()
+        self._pools.clear()
         self._copier.close()
 
     def forked(self) -> None:
@@ -110,6 +115,7 @@ class LocalDataLink:
         self,
         link: LocalLink,
         segments: Segments,
+        pools: Pools,
         copier: Copier,
         clock: Clock,
         optimistic: Optimistic,
@@ -117,6 +123,7 @@ class LocalDataLink:
         self.borrowed = link
         self._optimistic = optimistic
         self._segments = segments
+        self._pools = pools
         self._copier = copier
         self._clock = clock
 
@@ -245,6 +252,43 @@ class LocalDataLink:
             status=status,
             miss_reason=answer.miss_reason,
         )
+
+    def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
+        """The daemon answers when the bytes are there and its GPU has said so: no event has to be passed on."""
+        call.request.tier = "hbm"
+        answer = self._acquire(call, timeout_s)
+        try:
+            packed = PackedPieces(answer.extent_counts, answer.extents, answer.sizes)
+            pieces = unpack_pieces(packed, call.keys, call.groups)
+            status = unpack_u8(answer.status, "status", call.keys).tolist()
+            pools = {each: self._pool(each, timeout_s) for each in segments_of(pieces)}
+            hits = [each == ReadStatus.HIT for each in status]
+            blocks = blocks_on_gpu(pieces, pools, hits)
+        except BaseException:
+            self.session.release_later(answer.lease)
+            raise
+
+        def settle() -> None:
+            for pool in pools.values():
+                pool.settle()
+
+        return Leased(
+            session=self.session,
+            lease=answer.lease,
+            held_until_s=0.0,  # GPU memory is scarce: its leases never wait for the next message
+            bytes=int(pieces.sizes.sum()),
+            blocks=blocks,
+            status=tuple([_READ[each] for each in status]),
+            miss_reason=answer.miss_reason,
+            settle=settle,
+        )
+
+    def _pool(self, segment: int, timeout_s: float) -> Pool:
+        def fetch(number: int) -> pb.GpuPoolResponse:
+            request = pb.GpuPoolRequest(segment=number)
+            return self.call("GpuPool", request, pb.GpuPoolResponse, timeout_s)
+
+        return self._pools.mapped(segment, self.session.epoch, fetch)
 
     def release(self, leased: Leased, timeout_s: float) -> bool:
         """Rides on the next Acquire where the lease held for sure and is not much; else the daemon is asked."""

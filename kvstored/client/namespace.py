@@ -245,6 +245,29 @@ class Namespace(NamespaceCalls):
             leased = link.lease(full, self._timeout_s(timeout_s))
         return View(leased, release=self._released, renew=self._renewed)
 
+    def map_gpu(
+        self,
+        keys: Keys,
+        *,
+        groups: Sequence[str] | None = None,
+        shard: int = 0,
+        ttl_s: float = 0,
+        exact: bool = False,
+        load_deadline_s: float = 0,
+        timeout_s: float | None = None,
+    ) -> View:
+        """Blocks in the daemon's GPU memory, brought there first where they lie elsewhere, under a lease as of `get_view`: CuPy arrays that
+        PyTorch and JAX take as they are. Required groups only.
+
+        Leaving the view waits for the whole GPU to be done with what this process asked of it. Nothing can keep another process from
+        writing to mapped GPU memory, so write to none of it. Unavailable where there is no such tier or it is not shared with this
+        process: read from DRAM then.
+        """
+        call = self._acquire(keys, groups, shard, True, load_deadline_s, ttl_s, exact=exact)
+        with self._link(timeout_s) as link:
+            leased = link.lease_on_gpu(call, self._timeout_s(timeout_s))
+        return View(leased, release=self._released, renew=self._renewed)
+
     # ---- inside
 
     def _may_glance(

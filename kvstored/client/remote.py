@@ -228,6 +228,11 @@ class RemoteLink:
     def lease(self, call: GetCall, timeout_s: float) -> Leased:
         raise InvalidArgument("views need the local channel: connect to the daemon's Unix socket")
 
+    def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
+        raise InvalidArgument(
+            "gpu memory needs the local channel: connect to the daemon's Unix socket"
+        )
+
     def release(self, leased: Leased, timeout_s: float) -> bool:
         """Never reached by a view of this link: there is none."""
         return False

@@ -48,6 +48,8 @@ class View:
     def release(self) -> None:
         """Ends the lease; raises LeaseLost when it had ended before, so what was read is void. A second call does nothing."""
         leased, self._leased = self._leased, None
+        if leased is not None:
+            leased.settle()
         if leased is not None and leased.lease and not self._release(leased):
             raise LeaseLost("the lease of a view ended before the view: drop what was read")
 

@@ -54,6 +54,7 @@ class Books(Tables):
         self.limits = limits
         self.retired: set[int] = set()
         self.recovering: set[TierId] = set()
+        self.lost: set[TierId] = set()
         self.doomed: dict[int, Doomed] = {}
         self.effects: list[AnyEffect] = []
         self.history = History(limits.history_max)
@@ -179,11 +180,13 @@ class Books(Tables):
         return not self.space.frames.is_referred_to(copy) and self.is_idle(copy)
 
     def is_idle(self, copy: int) -> bool:
-        """Ready, unread, a leaf in its tier and part, no exempt sink, and not the fastest copy of a held block: only pinned is
-        less, there a clean copy may leave."""
+        """Ready, unread, a leaf in its tier and part, no exempt sink, not what a GPU alone has, and not the fastest copy of a held block: only
+        pinned is less, there a clean copy may leave."""
         copies = self.copies
         if copies.state[copy] != READY or copies.readers[copy] or copies.fills[copy]:
             return False
+        if not copies.flags[copy] & CLEAN and int(copies.tier[copy]) == TierId.HBM:
+            return False  # it goes down first
         if copies.kids[copy] and int(copies.part[copy]) != Part.CHECKPOINT:
             return False
         block = int(copies.block[copy])

@@ -181,6 +181,8 @@ class Acquire:
     ttl_s: float
     load: bool = True
     """Whether copies that are only in slower tiers are brought up."""
+    tier: TierId = TierId.DRAM
+    """Where they are read: HBM takes required groups from copies in DRAM."""
     exact: bool = False
     """Whether blocks that are not what was put are misses."""
 
@@ -226,6 +228,10 @@ class CopyTask:
     heat: Heat
     generation: int
     content: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(move.length for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)

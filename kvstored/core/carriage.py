@@ -14,7 +14,9 @@ from kvstored.core.calls import CopyTask, PieceMove, Reason, StoredPiece
 from kvstored.core.columnar import Places, no_places
 from kvstored.core.columns import DOOMED, READY, TARGET
 from kvstored.core.copying import Copying, CopyRun
+from kvstored.core.devices import device_of
 from kvstored.core.eviction import Evictor
+from kvstored.core.lifting import find_liftable
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
@@ -56,7 +58,8 @@ class Carriage:
         copy = books.open_copy(block, target, part)
         copies.fills[copy] += 1
         units = [units_of(int(books.pieces.length[row])) for row in rows]
-        places = self._evictor.room(target, budget_of(part), units, now_s)
+        near = self._near(block, rows) if target is TierId.HBM else ()
+        places = self._evictor.room(target, budget_of(part), units, now_s, near)
         if places is None:
             copies.fills[copy] -= 1
             books.drop_copy(copy, Reason.NO_SPACE, now_s)
@@ -67,6 +70,34 @@ class Carriage:
             piece = books.add_piece(copy, group, shard, int(books.pieces.length[row]), place)
             books.pieces.checksum[piece] = books.pieces.checksum[row]
         return self._register(source, copy, rows, places)
+
+    def _near(self, block: int, rows: list[int]) -> list[int]:
+        """The GPU of each piece: a rank's shards lie on its own, what all ranks share lies where the block above has it, so that a
+        request's path is on one."""
+        books = self._books
+        devices = books.space.books[TierId.HBM].extents.segments()
+        if len(devices) < 2:
+            return []
+        groups = books.layout_of(block).spec.groups
+        is_shared = not all(groups[int(books.pieces.group[row])].sharded for row in rows)
+        shared = self._home_of(block) if is_shared else -1
+        return [
+            devices[device_of(int(books.pieces.shard[row]), len(devices))]
+            if groups[int(books.pieces.group[row])].sharded
+            else shared
+            for row in rows
+        ]
+
+    def _home_of(self, block: int) -> int:
+        """The GPU for pieces that all ranks share: where the block above has such, else where there is most room."""
+        books = self._books
+        groups = books.layout_of(block).spec.groups
+        above = int(books.tree.parent[block])
+        for copy in books.copies_of(above) if above >= 0 else ():
+            for row in books.pieces_of(copy) if int(books.copies.tier[copy]) == TierId.HBM else ():
+                if not groups[int(books.pieces.group[row])].sharded:
+                    return books.place(row)[0].segment
+        return books.space.books[TierId.HBM].extents.emptiest(1)[0][0]
 
     def _is_vacant(self, source: int, target: TierId, now_s: float) -> bool:
         """Whether the target lacks the copy. An idle window/state copy there that has only some of the source's groups makes way."""
@@ -86,9 +117,10 @@ class Carriage:
     ) -> tuple[list[Copying], list[int]]:
         """Copies that bring these readable blocks up to `target`, and the target copies to wait for (those under way included)."""
         books = self._books
-        if target not in books.space.books:
+        if target not in (TierId.HBM, READ_TIER) or target not in books.space.books:
             raise InvalidArgument(f"no such tier here: tier={target.name.lower()}")
-        many = self._prefetch_many(as_rows(blocks), target, now_s)
+        take_many = self._lift_many if target is TierId.HBM else self._prefetch_many
+        many = take_many(as_rows(blocks), target, now_s)
         if many is not None:
             return many
         tasks: list[Copying] = []
@@ -98,15 +130,23 @@ class Carriage:
                 continue  # making room for the ones before evicted it
             for part in books.needed_parts(block):
                 there = books.copy_in(block, target, part)
-                source = books.fastest_copy(block, part)
+                source = self.source_for(block, target, part)
                 if self.is_target(there):
                     pending[there] = None
-                elif there < 0 and source >= 0 and int(books.copies.tier[source]) > target:
+                elif there < 0 and source >= 0:
                     task = self.begin(source, target, now_s)
                     if task is not None:
                         tasks.append(task)
                         pending[task.target_copy] = None
         return tasks, list(pending)
+
+    def source_for(self, block: int, target: TierId, part: Part) -> int:
+        """The ready copy that one in `target` is made from, or -1. HBM is filled from DRAM only: what lies on disk goes there first."""
+        books = self._books
+        if target is not TierId.HBM:
+            return books.fastest_copy(block, part)
+        copy = books.copy_in(block, READ_TIER, part)
+        return copy if copy >= 0 and books.copies.state[copy] == READY else -1
 
     def _prefetch_many(
         self, rows: Rows, target: TierId, now_s: float
@@ -137,6 +177,30 @@ class Carriage:
             *coming,
             *(copy for run in loads for copy in run.target_copies.tolist()),
         ]
+
+    def _lift_many(
+        self, rows: Rows, target: TierId, now_s: float
+    ) -> tuple[list[Copying], list[int]] | None:
+        """The same up to the one GPU that there is: with several each block is placed for itself."""
+        books = self._books
+        extents = books.space.books[target].extents
+        if len(rows) < PLAIN_MIN or books.recovering or len(extents.segments()) != 1:
+            return None
+        ns = int(books.blocks.ns[rows[0]])
+        found = find_liftable(books, ns, rows) if books.layouts[ns].is_plain else None
+        if found is None or target in books.lost:
+            return None
+        books.hold(rows)  # what of them is there already does not make room for the rest
+        places = self.room_for(found.sources, target, now_s)
+        books.release_holds(rows)
+        if places is None:
+            return None
+        coming = found.coming.tolist()
+        if not places.size:
+            return [], coming
+        count = places.size
+        run = self.open_run(found.sources[:count], target, places, found.asked[:count])
+        return [run], [*coming, *run.target_copies.tolist()]
 
     def _evicts_none_of(self, rows: Rows, found: Found) -> bool:
         """Whether making room for all of them at once evicts what it would for one after the other: nothing, or nothing of this path."""

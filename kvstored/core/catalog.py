@@ -30,6 +30,7 @@ from kvstored.core.claims import Claims
 from kvstored.core.columnar import AnyEffect, Grant, GrantedMany, Reserved
 from kvstored.core.columns import FILLING, READY, UNVERIFIED
 from kvstored.core.copying import Acquired, Copying
+from kvstored.core.demotion import Demotion
 from kvstored.core.eviction import Evictor
 from kvstored.core.fills import Fills
 from kvstored.core.hints import NO_HINT, Hint
@@ -71,6 +72,7 @@ class Catalog:
         self.carriage = Carriage(self.books, self._evictor)
         self.scheduler = Scheduler(self.books, self._evictor, self.carriage)
         self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
+        self.demotion = Demotion(self.books, self.carriage)
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
         rights = self._fills.open
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
@@ -323,7 +325,8 @@ class Catalog:
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like write_back, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
-        return self.scheduler.write_back.flush(bytes_max, now_s)
+        written = self.scheduler.write_back.flush(bytes_max, now_s)
+        return self.demotion.flush(bytes_max, now_s) + written
 
     def make_room(self, tier: TierId, now_s: float, copies_max: int | None = None) -> int:
         """Above the high watermark evict down to the low one; after `copies_max` the next call goes on. Copies that left."""

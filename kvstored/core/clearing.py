@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
-from kvstored.core.columns import READY, SINK
+from kvstored.core.columns import CLEAN, READY, SINK
 from kvstored.core.policies.base import budget_of
 from kvstored.core.types import Budget, Part, Rows, TierId
 
@@ -90,6 +90,7 @@ def _worth(books: Books, budget: Budget, owners: Rows) -> NDArray[np.int64]:
     free = (copies.state[owners] == READY) & (copies.readers[owners] == 0)
     free &= (copies.fills[owners] == 0) & (blocks.holds[at] == 0)
     free &= (copies.flags[owners] & SINK == 0) | (books.tree.children[at] == 0)
+    free &= (copies.flags[owners] & CLEAN != 0) | (copies.tier[owners] != int(TierId.HBM))
     if referred_to := books.space.frames.referred_to:  # its extent would stay
         free &= ~np.isin(owners, referred_to)
     is_checkpoint = copies.part[owners] == int(Part.CHECKPOINT)

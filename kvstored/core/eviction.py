@@ -4,7 +4,7 @@ The policy orders, the books allow, this module counts units. A budget that is w
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,12 +33,18 @@ class Evictor:
         self.soft_pins: OrderedDict[int, tuple[Rows, Callable[[], bool]]] = OrderedDict()
 
     def room(
-        self, tier: TierId, budget: Budget, units: list[int], now_s: float
+        self,
+        tier: TierId,
+        budget: Budget,
+        units: list[int],
+        now_s: float,
+        near: Sequence[int] = (),
     ) -> list[Place] | None:
-        """Places for pieces of these sizes, evicting as needed; None when that cannot be had (on disk: not yet)."""
+        """Places for pieces of these sizes, evicting as needed; None when that cannot be had (on disk: not yet). `near`: the segment where each
+        would best be."""
         space = self._books.space
         need = sum(units)
-        if need > space.limit(tier, budget) or tier in self._books.recovering:
+        if need > space.limit(tier, budget) or tier in self._books.recovering | self._books.lost:
             return None
         book = space.books[tier]
         limit = space.limit(tier, budget)
@@ -49,7 +55,7 @@ class Evictor:
             debtor = self._debtor(tier, budget, over)
             if not self._evict(tier, debtor, Reason.DEMAND, now_s, units=short):
                 return None
-        places = space.take(tier, budget, units)
+        places = space.take(tier, budget, units, near)
         return self._cleared(tier, budget, units, now_s) if places is None else places
 
     def plain_room(self, tier: TierId, units: int, count: int, now_s: float) -> int:

@@ -100,9 +100,8 @@ class Leases:
         lease = self._begin(call, now_s)
         rows = self._books.index.find(call.keys.fingerprints)
         lease.path = self._hold(call, rows)
-        found = find_many(self._books, call, rows)
-        acquired = None if found is None else self._acquire_many(lease, call, rows, found, now_s)
-        if acquired is not None:
+        found = find_many(self._books, call, rows) if call.tier is READ_TIER else None
+        if found and (acquired := self._acquire_many(lease, call, rows, found, now_s)) is not None:
             return acquired
         loads: list[Copying] = []
         pending: list[int] = []
@@ -151,6 +150,8 @@ class Leases:
         known = len(layout.spec.groups)
         if not call.groups_mask or call.groups_mask >> known:
             raise InvalidArgument(f"no such groups: groups={call.groups_mask:#x} known={known}")
+        if call.tier is TierId.HBM and Part.CHECKPOINT in self._parts(call):
+            raise InvalidArgument("window and state groups are read from dram only")
         if not 0 <= call.shard < layout.spec.shards:
             raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")
         opened = len(self.by_session.get(call.session, ()))
@@ -197,11 +198,11 @@ class Leases:
         if call.exact and is_lossy(books, row):
             return (), READ_TIER, Reason.LOSSY
         chosen: list[int] = []
-        tier = READ_TIER
+        tier = call.tier
         for part in parts:
             if part is not Part.CHECKPOINT and part not in books.needed_parts(row):
                 continue
-            copy, source, task = self._readable(row, part, call.load, now_s)
+            copy, source, task = self._readable(row, part, call, now_s)
             if task is not None:
                 loads.append(task)
             if copy < 0 and part is Part.CHECKPOINT:
@@ -211,30 +212,30 @@ class Leases:
                     books.unread(taken)
                 is_early = READ_TIER in books.recovering
                 return (), READ_TIER, Reason.RECOVERING if is_early else Reason.NO_SPACE
+            tier = max(tier, source) if chosen else source
             chosen.append(copy)
-            tier = max(tier, source)
             if books.copies.state[copy] == FILLING:
                 pending.append(copy)
         reason = Reason.NEVER_STORED if not chosen else Reason.UNKNOWN
         return tuple(chosen), tier, reason
 
     def _readable(
-        self, block: int, part: Part, load: bool, now_s: float
+        self, block: int, part: Part, call: Acquire, now_s: float
     ) -> tuple[int, TierId, CopyTask | None]:
-        """The DRAM copy (or the one under way there), and the task to start for it; -1 where there is none."""
+        """The copy in the tier asked for (or the one under way there), and the task to start for it; -1 where there is none."""
         books = self._books
-        copy = books.copy_in(block, READ_TIER, part)
+        copy = books.copy_in(block, call.tier, part)
         if copy >= 0 and books.copies.state[copy] == READY:
-            return copy, READ_TIER, None
-        source = books.fastest_copy(block, part)
+            return copy, call.tier, None
+        source = self._carriage.source_for(block, call.tier, part)
         if source < 0:
-            return -1, READ_TIER, None
+            return -1, call.tier, None
         tier = TierId(int(books.copies.tier[source]))
         if copy >= 0:
             return (copy, tier, None) if self._carriage.is_target(copy) else (-1, tier, None)
-        if not load:
+        if not call.load:
             return -1, tier, None
-        task = self._carriage.begin(source, READ_TIER, now_s)
+        task = self._carriage.begin(source, call.tier, now_s)
         return (-1, tier, None) if task is None else (task.target_copy, tier, task)
 
     def _read(self, copy: int) -> bool:

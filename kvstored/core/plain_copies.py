@@ -1,7 +1,7 @@
 """Copies of many plain blocks from one tier to another at once: what promotion and write-back mostly are, as columns.
 
-Only where everything is as simple as can be: full blocks with a single copy, of one piece in one extent, all of one namespace. Everything
-else goes the way of single tasks, and both end in the same books.
+Only where everything is as simple as can be: full blocks with a single copy (on the way to a GPU see lifting.py), of one piece in one extent, all
+of one namespace. Everything else goes the way of single tasks, and both end in the same books.
 """
 
 import numpy as np
@@ -14,7 +14,6 @@ from kvstored.core.columnar import Places, VisibleMany
 from kvstored.core.columns import CLEAN, FILLING, READY, TARGET
 from kvstored.core.copying import CopyRun
 from kvstored.core.plain_reads import begin_reading, end_reading
-from kvstored.core.readability import READABLE
 from kvstored.core.types import Budget, Heat, NamespaceId, Rows, TierId
 
 
@@ -70,7 +69,7 @@ def _opened(books: Books, sources: Rows, target: TierId, places: Places) -> Rows
     table.flags[rows] = TARGET
     table.missing[rows] = 1
     table.fills[rows] = 1
-    table.next[rows] = sources
+    table.next[rows] = blocks.first_copy[owners]
     table.first_piece[rows] = at
     table.units[rows] = places.units
     blocks.first_copy[owners] = rows
@@ -109,8 +108,10 @@ def are_untouched(books: Books, run: CopyRun) -> bool:
         return False
     fine = (owners >= 0) & (table.block[rows] == owners)
     fine &= (table.state[rows] == FILLING) & (table.missing[rows] == 1) & (table.fills[rows] == 1)
-    fine &= (table.state[sources] == READY) & (table.next[sources] < 0)
-    fine &= (books.blocks.first_copy[owners] == rows) & (table.next[rows] == sources)
+    fine &= table.state[sources] == READY
+    if run.target is not TierId.HBM:  # above DRAM nothing depends on what else a block has
+        fine &= (table.next[sources] < 0) & (books.blocks.first_copy[owners] == rows)
+        fine &= table.next[rows] == sources
     return bool(fine.all())
 
 
@@ -135,10 +136,10 @@ def finish_run(books: Books, run: CopyRun, kept: Places, now_s: float) -> None:
     books.space.books[tier].dirty -= int(np.count_nonzero(table.flags[faster] & CLEAN == 0))
     table.flags[faster] |= CLEAN
     blocks.fast[owners] = tier
-    blocks.tiers[owners] = 1 << target | 1 << run.source | READABLE
+    blocks.tiers[owners] |= 1 << target
     is_load = target < run.source
     ns, depths = NamespaceId(run.ns), books.tree.depth[owners]
-    lines = None if is_load else run.sources
+    lines = None if target is TierId.DRAM else run.sources
     books.effects.append(
         VisibleMany(ns, run.fingerprints, target, depths, kept, lines, is_load=is_load)
     )

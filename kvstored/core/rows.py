@@ -325,7 +325,10 @@ class Tables:
         copies.first_piece[copy] = piece
         self._set_place(piece, place)
         self._use(copy, units_in(place))
-        if self.space.suspects and self.space.is_suspect(place):
+        is_memory = (
+            int(copies.tier[copy]) != TierId.HBM
+        )  # nobody is granted the right to write there
+        if is_memory and self.space.suspects and self.space.is_suspect(place):
             copies.flags[copy] |= SUSPECT
         return piece
 

@@ -74,15 +74,33 @@ class Space:
     def over(self, tier: TierId, budget: Budget, units: int) -> bool:
         return self.books[tier].used[budget] + units > self.limit(tier, budget)
 
-    def take(self, tier: TierId, budget: Budget, units: list[int]) -> list[Place] | None:
-        """Places for several pieces, laid out back to back where possible. Counts nothing: adding pieces does."""
+    def take(
+        self, tier: TierId, budget: Budget, units: list[int], near: Sequence[int] = ()
+    ) -> list[Place] | None:
+        """Places for several pieces, laid out back to back where possible; with `near` each in this segment if it has room. Counts
+        nothing: adding pieces does."""
         if self.over(tier, budget, sum(units)):
             return None
         extents = self.books[tier].extents
+        if near:
+            return self._take_near(extents, units, near)
         if len(units) == 1:
             place = extents.take(units[0])
             return None if place is None else [place]
         return extents.take_run(units)
+
+    def _take_near(
+        self, extents: Extents, units: list[int], near: Sequence[int]
+    ) -> list[Place] | None:
+        places: list[Place] = []
+        for need, segment in zip(units, near, strict=True):
+            place = extents.take_in(segment, need) or extents.take(need)
+            if place is None:
+                for taken in places:
+                    extents.give(taken)
+                return None
+            places.append(place)
+        return places
 
     def take_equal(self, tier: TierId, budget: Budget, units: int, count: int) -> Places | None:
         """As `take` for `count` pieces of the same size, each in one extent; None where that is not to be had."""

@@ -202,6 +202,12 @@ class KeyBatch:
         return self.packed[i * self.key_bytes : (i + 1) * self.key_bytes]
 
 
+def chosen_keys(keys: KeyBatch, rows: NDArray[np.int64]) -> KeyBatch:
+    """Those at these indexes, in this order."""
+    packed = np.frombuffer(keys.packed, dtype=np.uint8).reshape(len(keys), keys.key_bytes)
+    return KeyBatch(packed[rows].tobytes(), keys.key_bytes, keys.fingerprints[rows])
+
+
 class Extent(NamedTuple):
     """A run of `units` allocation units from unit `start` of segment (or slab file) `segment`."""
 

@@ -82,6 +82,12 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NAMESPACE_REMOVED: _ClassVar[EventKind]
     JOB_DONE: _ClassVar[EventKind]
     LOAD_FAILED: _ClassVar[EventKind]
+
+class HandleKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOT_SHARED: _ClassVar[HandleKind]
+    CUDA_IPC: _ClassVar[HandleKind]
+    HOST_FILE: _ClassVar[HandleKind]
 LINEAR: GroupKind
 COMPRESSED: GroupKind
 WINDOW: GroupKind
@@ -128,6 +134,9 @@ NAMESPACE_OPENED: EventKind
 NAMESPACE_REMOVED: EventKind
 JOB_DONE: EventKind
 LOAD_FAILED: EventKind
+NOT_SHARED: HandleKind
+CUDA_IPC: HandleKind
+HOST_FILE: HandleKind
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("client", "resume_token", "resume_ttl_ms", "protocol", "detached")
@@ -574,7 +583,7 @@ class ReplaceIfRequest(_message.Message):
     def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "exact")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +593,7 @@ class AcquireRequest(_message.Message):
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
@@ -594,8 +604,9 @@ class AcquireRequest(_message.Message):
     no_wait: bool
     deadline_ms: int
     release: bytes
+    tier: str
     exact: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., exact: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "lossy")
@@ -744,6 +755,22 @@ class PrefetchResponse(_message.Message):
     job: int
     blocks: int
     def __init__(self, job: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class ReserveBandwidthRequest(_message.Message):
+    __slots__ = ("session", "bytes_per_s", "ttl_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    bytes_per_s: int
+    ttl_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., bytes_per_s: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ReserveBandwidthResponse(_message.Message):
+    __slots__ = ("left_bytes_per_s",)
+    LEFT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    left_bytes_per_s: int
+    def __init__(self, left_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class JobStatusRequest(_message.Message):
     __slots__ = ("job",)
@@ -1141,7 +1168,7 @@ class CurvePoint(_message.Message):
     def __init__(self, capacity_bytes: _Optional[int] = ..., blocks: _Optional[float] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class TierStat(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "written_day_bytes", "write_budget_bytes", "write_state", "kept_bytes")
+    __slots__ = ("name", "capacity_bytes", "granted_bytes", "used_bytes", "copies", "dirty_copies", "leased_bytes", "pinned_bytes", "quarantined_bytes", "fragmentation", "state", "recovered", "codec", "codec_ratio", "aside_bytes", "groups", "reason", "written_day_bytes", "write_budget_bytes", "write_state", "kept_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1158,6 +1185,7 @@ class TierStat(_message.Message):
     CODEC_RATIO_FIELD_NUMBER: _ClassVar[int]
     ASIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITE_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1178,11 +1206,12 @@ class TierStat(_message.Message):
     codec_ratio: float
     aside_bytes: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupCodec]
+    reason: str
     written_day_bytes: int
     write_budget_bytes: int
     write_state: str
     kept_bytes: int
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ..., dirty_copies: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., fragmentation: _Optional[float] = ..., state: _Optional[str] = ..., recovered: _Optional[int] = ..., codec: _Optional[str] = ..., codec_ratio: _Optional[float] = ..., aside_bytes: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupCodec, _Mapping]]] = ..., reason: _Optional[str] = ..., written_day_bytes: _Optional[int] = ..., write_budget_bytes: _Optional[int] = ..., write_state: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class GroupCodec(_message.Message):
     __slots__ = ("namespace", "group", "plan", "plain_bytes", "stored_bytes", "p_plain_bytes", "p_stored_bytes", "encode_s", "decoded_bytes", "decode_s")
@@ -1423,6 +1452,28 @@ class SegmentResponse(_message.Message):
     bytes: int
     incarnation: int
     def __init__(self, segment: _Optional[int] = ..., bytes: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class GpuPoolRequest(_message.Message):
+    __slots__ = ("segment",)
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    def __init__(self, segment: _Optional[int] = ...) -> None: ...
+
+class GpuPoolResponse(_message.Message):
+    __slots__ = ("segment", "pool_bytes", "epoch", "kind", "handle", "device")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    POOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    pool_bytes: int
+    epoch: int
+    kind: HandleKind
+    handle: bytes
+    device: bytes
+    def __init__(self, segment: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[HandleKind, str]] = ..., handle: _Optional[bytes] = ..., device: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message")

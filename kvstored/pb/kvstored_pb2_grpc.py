@@ -209,6 +209,11 @@ class KvstoredStub:
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.SerializeToString,
                 response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.FromString,
                 _registered_method=True)
+        self.ReserveBandwidth = channel.unary_unary(
+                '/kvstored.v1.Kvstored/ReserveBandwidth',
+                request_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
+                response_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/kvstored.v1.Kvstored/Stat',
                 request_serializer=kvstored_dot_pb_dot_kvstored__pb2.StatRequest.SerializeToString,
@@ -462,6 +467,13 @@ class KvstoredServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReserveBandwidth(self, request, context):
+        """Bandwidth to and from the GPUs that the daemon leaves to the caller's own transfers for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stat(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -682,6 +694,11 @@ def add_KvstoredServicer_to_server(servicer, server):
                     servicer.ReportResident,
                     request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.FromString,
                     response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.SerializeToString,
+            ),
+            'ReserveBandwidth': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReserveBandwidth,
+                    request_deserializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.FromString,
+                    response_serializer=kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.SerializeToString,
             ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
@@ -1664,6 +1681,33 @@ class Kvstored:
             '/kvstored.v1.Kvstored/ReportResident',
             kvstored_dot_pb_dot_kvstored__pb2.ReportResidentRequest.SerializeToString,
             kvstored_dot_pb_dot_kvstored__pb2.ReportResidentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReserveBandwidth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstored.v1.Kvstored/ReserveBandwidth',
+            kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthRequest.SerializeToString,
+            kvstored_dot_pb_dot_kvstored__pb2.ReserveBandwidthResponse.FromString,
             options,
             channel_credentials,
             insecure,

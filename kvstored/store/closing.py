@@ -28,10 +28,10 @@ class Closing:
         self._shell = shell
 
     def task(self, task: CopyTask, results: Sequence[Result | BaseException], key: bytes) -> bool:
-        """Whether the copy is there now. `key`: of a load, whose failure has no record to read it from."""
+        """Whether the copy is there now. `key`: of a load that somebody asked for, whose failure has no record to read it from."""
         is_there = self._close(task, results)
         layout_ = self._shell.layouts.get(task.ns)
-        if not is_there and task.target is TierId.DRAM and layout_ is not None:
+        if not is_there and key and layout_ is not None:
             self._shell.events.add(
                 EventKind.LOAD_FAILED,
                 digest=layout_.digest,
@@ -68,7 +68,7 @@ class Closing:
         if part.target is TierId.DRAM:
             # before the events and the projection, which read the records
             shell.tiers.arena.ready_many(part.targets, part.checksums)
-        else:
+        elif part.target is TierId.NVME:
             stored_bytes = int(carried.records["stored_length"][here].sum())
             shell.counts["stored_bytes", ""] += stored_bytes
             shell.catalog.admission.budget.settle(part.size_bytes, stored_bytes, shell.now_s())
@@ -111,6 +111,7 @@ class Closing:
                 StoredPiece(r.place, r.checksum, r.base is not None, bool(r.flags & LOSSY))
                 for r in records
             ]
+        if task.target is TierId.NVME:
             stored_bytes = sum(r.stored_length for r in records)
             shell.counts["stored_bytes", ""] += stored_bytes
             begun_bytes = sum(move.length for move in task.moves)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from kvstored.core.copying import targets_of
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
+from kvstored.errors import KvstoredError
 from kvstored.store import learned, written
 from kvstored.store.lane import Urgency
 from kvstored.store.pace import STEP_MIN, Pace
@@ -20,6 +21,10 @@ from kvstored.tiers.base import Counters, PieceRef
 
 EXPIRY_S = 1.0
 EVICT_S = 0.05
+DEMOTE_S = 0.05
+DEMOTE_BYTES = 256 << 20
+"""Of one round: 5 ms of PCIe."""
+LOST_COPIES = 128
 SHED_COPIES = 256
 """Copies that leave NVMe in one round since its index runs full."""
 INDEX_S = 0.5
@@ -65,7 +70,11 @@ class Janitor:
             "learning": self._every(LEARN_S, self.learn_once),
             "policy state": self._every(SAVE_S, self.save_policy_once),
             "loop watch": self._watch_loop(),
-        }
+        } | (
+            {}
+            if self._shell.tiers.hbm is None
+            else {"demotion": self._every(DEMOTE_S, self.demote_once)}
+        )
 
     async def expire_once(self) -> None:
         shell = self._shell
@@ -94,6 +103,25 @@ class Janitor:
                 is_above = evicted == step
                 await asyncio.sleep(0)
             self._note_evictor_lag(use.tier)
+
+    async def demote_once(self) -> None:
+        """Carry down what HBM alone has before it would have to leave; where its device is lost, forget what it had."""
+        shell, hbm = self._shell, self._shell.tiers.hbm_records
+        if hbm.fault is not None:
+            await self._lose_hbm(hbm.fault)
+            return
+        copying = shell.catalog.demotion.begin(DEMOTE_BYTES, shell.now_s())
+        shell.apply()
+        self._store.mover.start(copying, Urgency.BACKGROUND)
+
+    async def _lose_hbm(self, fault: KvstoredError) -> None:
+        shell, lost = self._shell, 0
+        while gone := shell.catalog.demotion.lose(shell.now_s(), LOST_COPIES):
+            shell.apply()
+            lost += gone
+            await asyncio.sleep(0)
+        if lost:
+            shell.report(f"the gpus are lost, and what they held: copies={lost}", fault)
 
     async def shed_index_once(self) -> None:
         """Small pieces fill the NVMe tier's index before its space. A slice a round: the share falls when the records are off the disk."""

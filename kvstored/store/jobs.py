@@ -1,12 +1,14 @@
 """Prefetch jobs: loads that nobody waits for, with a deadline and a way to cancel, and what became of them."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 from kvstored.core.copying import Copying, copies_in
-from kvstored.core.types import KeyBatch, NamespaceId, TierId
+from kvstored.core.types import KeyBatch, NamespaceId, TierId, chosen_keys
 from kvstored.core.usage import lacking
 from kvstored.errors import NotFound
 from kvstored.store.events import EventKind
@@ -49,21 +51,48 @@ class Jobs:
         self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._last = 0
 
-    def prefetch(self, tenant: str, ns: NamespaceId, keys: KeyBatch, *, deadline_s: float) -> Job:
-        """Begin to load what lies only on NVMe. Batches that have not begun at the deadline (wall seconds) are not loaded."""
-        shell = self._shell
-        loads, _ = shell.catalog.prefetch(ns, keys, TierId.DRAM, shell.now_s())
-        shell.apply()
-        without_room = lacking(shell.catalog.books, ns, keys, TierId.DRAM)
-        shell.counts["prefetched_blocks", "failed"] += without_room
+    def prefetch(
+        self,
+        tenant: str,
+        ns: NamespaceId,
+        keys: KeyBatch,
+        *,
+        deadline_s: float,
+        tier: TierId = TierId.DRAM,
+    ) -> Job:
+        """Begin to load what lies only below `tier`. Batches that have not begun at the deadline (wall seconds) are not loaded."""
         self._last += 1
-        blocks = sum(map(copies_in, loads)) + without_room
-        job = Job(self._last, tenant, deadline_s, blocks=blocks, failed=without_room)
+        job = Job(self._last, tenant, deadline_s)
         self._jobs[job.id] = job
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
-        self._carry(job, loads, keys)
+        steps = [TierId.DRAM] if tier is TierId.DRAM else [TierId.DRAM, tier]
+        self._step(job, ns, keys, steps)
         return job
+
+    def _step(self, job: Job, ns: NamespaceId, keys: KeyBatch, steps: Sequence[TierId]) -> None:
+        """Up to the first of these tiers, then to the next."""
+        shell, (tier, *rest) = self._shell, steps
+        wanted = self._below(ns, keys, rest[0]) if rest else keys
+        loads, _ = shell.catalog.prefetch(ns, wanted, tier, shell.now_s())
+        shell.apply()
+        without_room = lacking(shell.catalog.books, ns, wanted, tier)
+        shell.counts["prefetched_blocks", "failed"] += without_room
+        job.blocks += sum(map(copies_in, loads)) + without_room
+        job.failed += without_room
+
+        def following() -> None:
+            if rest and job.state is JobState.RUNNING:
+                self._step(job, ns, keys, rest)
+            else:
+                self._end(job)
+
+        self._carry(job, loads, wanted, following)
+
+    def _below(self, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> KeyBatch:
+        """The keys that this tier has not."""
+        tiers, _ = self._shell.catalog.locate(ns, keys)
+        return chosen_keys(keys, np.flatnonzero(tiers & (1 << tier) == 0))
 
     def status(self, job: int, tenant: str) -> Job:
         found = self._jobs.get(job)
@@ -84,9 +113,11 @@ class Jobs:
             found.state = JobState.CANCELLED
         return found
 
-    def _carry(self, job: Job, loads: Sequence[Copying], keys: KeyBatch) -> None:
+    def _carry(
+        self, job: Job, loads: Sequence[Copying], keys: KeyBatch, following: Callable[[], None]
+    ) -> None:
         if not loads:
-            self._end(job)
+            following()
             return
 
         def is_wanted() -> bool:
@@ -99,7 +130,7 @@ class Jobs:
             self._shell.counts["prefetched_blocks", "done"] += there
             self._shell.counts["prefetched_blocks", "failed"] += failed
             if job.done + job.failed == job.blocks:
-                self._end(job)
+                following()
 
         self._mover.start(loads, Urgency.BACKGROUND, keys=keys, is_wanted=is_wanted, ended=ended)
 

@@ -1,16 +1,18 @@
-"""Carries the catalog's copies between DRAM and NVMe.
+"""Carries the catalog's copies between DRAM and the other tiers.
 
 A batch of tasks, or a run, is one call of the tier, in its lane: on the way down that is one group commit. The tier checks the bytes on
 their way against the checksum that the writer gave. Books are closed only in the completion callback, on the loop, when the thread has let
 go of source and target; who waits, waits for the flight.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import CopyTask
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.types import KeyBatch, Part, TierId
@@ -22,7 +24,7 @@ from kvstored.store.flights import Flights
 from kvstored.store.lane import Ended, Running, Urgency
 from kvstored.store.shell import Shell
 from kvstored.store.speeds import Speeds
-from kvstored.tiers.base import Carried, Tier
+from kvstored.tiers.base import Carried
 
 T = TypeVar("T")
 NOT_WANTED = "the copy is not wanted any more"
@@ -33,7 +35,8 @@ class Bounds:
     """How much one lane call carries.
 
     Loads are as long as one system call of the disk: the lane's threads keep several in flight, one decodes while others read, and the
-    first bytes are there soon. Write-back is long, because a commit costs the same whatever it holds. What is loaded as a run
+    first bytes are there soon. Copies from and to a GPU are one submission: half a millisecond of PCIe. Write-back is long, because a commit
+    costs the same whatever it holds. What is loaded as a run
     becomes readable in larger parts: that costs the loop a millisecond whatever it holds.
     """
 
@@ -43,6 +46,16 @@ class Bounds:
     store_pieces: int = 2048
     commit_bytes: int = 64 << 20
     commit_pieces: int = 2048
+    hbm_bytes: int = 32 << 20
+    hbm_pieces: int = 4096
+
+
+class Way(NamedTuple):
+    """Of one lane call: between DRAM and `other`."""
+
+    other: TierId
+    target: TierId
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +71,16 @@ class Mover:
     """`start` never waits and never raises: a copy that finds no room in the lane is aborted like one that failed."""
 
     def __init__(
-        self, shell: Shell, flights: Flights, speeds: Speeds, bounds: Bounds | None = None
+        self,
+        shell: Shell,
+        flights: Flights,
+        speeds: Speeds,
+        bounds: Bounds | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self._shell = shell
         self._speeds = speeds
+        self._bandwidth = bandwidth or Bandwidth(0)
         self._flights = flights
         self._closing = Closing(shell)
         self._bounds = bounds or Bounds()
@@ -127,13 +146,14 @@ class Mover:
     # ---- tasks
 
     def _submit_tasks(self, batch: list[CopyTask], order: Order) -> None:
-        arena, disk = self._shell.tiers.arena, self._disk()
+        way = Way(_other_tier(batch[0]), batch[0].target, sum(task.size_bytes for task in batch))
+        arena, tier = self._shell.tiers.arena, self._shell.tiers.tier(way.other)
         carry = carrying.load if batch[0].target is TierId.DRAM else carrying.store
 
         def work() -> list[Result]:
             if not order.is_wanted():
                 return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
-            return carry(arena, disk, batch)
+            return carry(arena, tier, batch)
 
         def landed(end: Ended[list[Result]]) -> None:
             self._report(end.error)
@@ -147,16 +167,15 @@ class Mover:
         for task in batch:
             self._flights.begin([task.target_copy])
         self._tasks_now += len(batch)
-        size_bytes = sum(move.length for task in batch for move in task.moves)
-        self._submit(work, order, batch[0].target, landed, size_bytes)
+        self._submit(work, order, way, landed)
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""
-        for target, run in groupby(tasks, key=lambda task: task.target):
-            bytes_max, pieces_max = self._most(target)
+        for _, run in groupby(tasks, key=lambda task: (task.source, task.target)):
             batch: list[CopyTask] = []
             size = pieces = 0
             for task in run:
+                bytes_max, pieces_max = self._most(task)
                 length = sum(move.length for move in task.moves)
                 if batch and (size + length > bytes_max or pieces + len(task.moves) > pieces_max):
                     yield batch
@@ -189,23 +208,23 @@ class Mover:
         self._flights.begin(copies)
         self._tasks_now += len(run)
         for at, call in enumerate(calls):
-            work = self._work_of(call, order)
-            self._submit(work, order, run.target, partial(landed, at), call.size_bytes)
+            way = Way(_other_tier(call), call.target, call.size_bytes)
+            self._submit(self._work_of(call, order), order, way, partial(landed, at))
 
     def _work_of(self, run: CopyRun, order: Order) -> Callable[[], Carried]:
-        arena, disk = self._shell.tiers.arena, self._disk()
+        arena, tier = self._shell.tiers.arena, self._shell.tiers.tier(_other_tier(run))
         carry = carrying.load_run if run.target is TierId.DRAM else carrying.store_run
 
         def work() -> Carried:
             if not order.is_wanted():
                 raise Busy(NOT_WANTED)
-            return carry(arena, disk, run)
+            return carry(arena, tier, run)
 
         return work
 
     def _stretches(self, run: CopyRun) -> list[tuple[int, int]]:
         """Of one lane call each."""
-        bytes_max, pieces_max = self._most(run.target)
+        bytes_max, pieces_max = self._most(run)
         most = max(1, min(pieces_max, bytes_max // run.length))
         return [(begin, min(begin + most, len(run))) for begin in range(0, len(run), most)]
 
@@ -224,29 +243,41 @@ class Mover:
         self,
         work: Callable[[], T],
         order: Order,
-        target: TierId,
+        way: Way,
         landed: Callable[[Ended[T]], None],
-        size_bytes: int,
     ) -> None:
-        shell, speeds = self._shell, self._speeds
+        shell, speeds, lane = self._shell, self._speeds, self._shell.tiers.lane(way.other)
+        if wait_s := self._pause_s(way, order.urgency):
+            loop = asyncio.get_running_loop()
+            loop.call_later(wait_s, self._submit, work, order, way, landed)
+            return
         try:
-            running: Running[T] = shell.tiers.disk_lane.submit(work, order.urgency)
+            running: Running[T] = lane.submit(work, order.urgency)
         except Busy as error:
             landed(Ended(None, error))
             return
         begun_s = shell.elapsed_s()
-        is_load = target is TierId.DRAM
+        is_load = way.target is TierId.DRAM and way.other is TierId.NVME
         if is_load:
-            speeds.load_begun(size_bytes, order.urgency)
+            speeds.load_begun(way.size_bytes, order.urgency)
 
         def observed(end: Ended[T]) -> None:
-            shell.metrics.copy_seconds[target].observe(shell.elapsed_s() - begun_s)
+            shell.metrics.copy_seconds[way.target].observe(shell.elapsed_s() - begun_s)
             if is_load:
                 is_good = end.error is None
-                speeds.load_ended(size_bytes, order.urgency, begun_s, is_good=is_good)
+                speeds.load_ended(way.size_bytes, order.urgency, begun_s, is_good=is_good)
             landed(end)
 
         running.when_ended(observed)
+
+    def _pause_s(self, way: Way, urgency: Urgency) -> float:
+        """How long copies to and from GPUs leave the link to others."""
+        if way.other is not TierId.HBM:
+            return 0.0
+        take = self._bandwidth.take_background
+        if urgency is Urgency.DEMAND:
+            take = self._bandwidth.take_demand
+        return take(way.size_bytes, self._shell.elapsed_s())
 
     def _end(self, order: Order, there: int, count: int) -> None:
         self._tasks_now -= count
@@ -257,14 +288,18 @@ class Mover:
         if error is not None and not isinstance(error, KvstoredError):
             self._shell.report("copy failed", error)
 
-    def _most(self, target: TierId) -> tuple[int, int]:
+    def _most(self, copying: Copying) -> tuple[int, int]:
         bounds = self._bounds
-        if target is TierId.DRAM:
+        if _other_tier(copying) is TierId.HBM:
+            return bounds.hbm_bytes, bounds.hbm_pieces
+        if copying.target is TierId.DRAM:
             return bounds.load_bytes, bounds.load_pieces
         return bounds.store_bytes, bounds.store_pieces
 
-    def _disk(self) -> Tier:
-        return self._shell.tiers.tier(TierId.NVME)
+
+def _other_tier(copying: Copying) -> TierId:
+    """The one beside DRAM."""
+    return copying.source if copying.target is TierId.DRAM else copying.target
 
 
 def _results_of(

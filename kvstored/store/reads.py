@@ -4,14 +4,14 @@ Two proofs stand between the books and a HIT: the full key in the arena's record
 and content that was recovered after a restart, or lies where a late writer may still write, hashes to its checksum.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
-from kvstored.core.types import NamespaceId, SessionId
+from kvstored.core.types import NamespaceId, Place, SessionId, TierId, chosen_keys
 from kvstored.core.usage import needs_no_look
 from kvstored.errors import LeaseLost
 from kvstored.store.flights import Flights
@@ -53,6 +53,30 @@ class Reads:
             return Grant(0, blocks)
         return Grant(grant.lease, blocks)
 
+    async def acquire_in_hbm(self, call: Acquire, *, wait_s: float) -> Grant:
+        """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first."""
+        shell = self._shell
+        tiers, _ = shell.catalog.locate(call.ns, call.keys)
+        lacking = np.flatnonzero(tiers & (1 << TierId.HBM) == 0)
+        if not len(lacking):
+            return await self.acquire(call, wait_s=wait_s)
+        begun_s = shell.elapsed_s()
+        below = replace(call, keys=chosen_keys(call.keys, lacking), tier=TierId.DRAM)
+        grant = await self.acquire(below, wait_s=wait_s)
+
+        def left_s() -> float:
+            return max(0.0, wait_s - (shell.elapsed_s() - begun_s))
+
+        try:
+            loads, coming = shell.catalog.prefetch(call.ns, below.keys, TierId.HBM, shell.now_s())
+            shell.apply()
+            self._mover.start(loads, Urgency.DEMAND, keys=below.keys)
+            await self._flights.wait(coming, left_s())
+            return await self.acquire(call, wait_s=left_s())
+        finally:
+            if grant.lease:
+                self.release(call.session, [grant.lease])
+
     def release(self, session: SessionId, leases: Sequence[int]) -> list[bool]:
         """Whether each lease had ended before."""
         lost = self._shell.catalog.release(session, leases, self._shell.now_s())
@@ -60,7 +84,14 @@ class Reads:
         return lost
 
     async def _proven(self, call: Acquire, blocks: Sequence[ReadBlock]) -> list[ReadBlock]:
-        proven = [self._with_right_key(call.keys.key(i), block) for i, block in enumerate(blocks)]
+        key_at = (
+            self._shell.tiers.arena.key_at
+            if call.tier is TierId.DRAM
+            else self._shell.tiers.hbm_records.key_at
+        )
+        proven = [
+            self._with_right_key(call.keys.key(i), block, key_at) for i, block in enumerate(blocks)
+        ]
         suspects = [i for i, block in enumerate(proven) if _is_suspect(block)]
         if not suspects:
             return proven
@@ -98,9 +129,11 @@ class Reads:
         asked = np.frombuffer(call.keys.packed, dtype=np.uint8).reshape(len(hits), -1)
         return bool(self._shell.tiers.arena.have_keys(many.hit_places, asked[hits]).all())
 
-    def _with_right_key(self, key: bytes, block: ReadBlock) -> ReadBlock:
+    def _with_right_key(
+        self, key: bytes, block: ReadBlock, key_at: Callable[[Place], bytes]
+    ) -> ReadBlock:
         first = next(_pieces(block), None)
-        if first is None or self._shell.tiers.arena.key_at(first.place) == key:
+        if first is None or key_at(first.place) == key:
             return block
         self._shell.counts["fingerprint_collisions", ""] += 1
         return missed(block, Reason.NEVER_STORED)

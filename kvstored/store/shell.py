@@ -24,6 +24,7 @@ from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Counters, Link, PieceRef, Tier
 from kvstored.tiers.coding import Coding
+from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.projection import Projection
 from kvstored.tiers.record import Record
 
@@ -41,7 +42,7 @@ _SILENT = (Reason.FILL_LOST, Reason.INCOMPLETE, Reason.IO_ERROR, Reason.NO_SPACE
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off.
+    """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off, `hbm` where no GPU is configured.
 
     What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `relink_disk` parents that became known late, `disk_index_share`
     tells how full the index is; `coding` chooses its frames and wants to know the namespaces.
@@ -56,13 +57,34 @@ class Tiers:
     disk_index_share: Callable[[], float]
     coding: Coding
     projection: Projection
+    hbm: Hbm | None = None
+    hbm_lane: Lane | None = None
 
     def tier(self, tier: TierId) -> Tier:
         if tier is TierId.DRAM:
             return self.arena
+        if tier is TierId.HBM:
+            return self.hbm_records
         assert tier is TierId.NVME, f"no such tier here: tier={tier}"
         assert self.disk is not None, "the NVMe tier is off"
         return self.disk
+
+    @property
+    def hbm_records(self) -> Hbm:
+        assert self.hbm is not None, "the HBM tier is off"
+        return self.hbm
+
+    def lane(self, tier: TierId) -> Lane:
+        """Whose threads carry bytes between DRAM and this tier."""
+        if tier is TierId.HBM:
+            assert self.hbm_lane is not None, "the HBM tier is off"
+            return self.hbm_lane
+        return self.disk_lane
+
+    def lanes(self) -> tuple[Lane, ...]:
+        """Those that there are."""
+        own = (self.arena_lane, self.disk_lane)
+        return own if self.hbm_lane is None else (*own, self.hbm_lane)
 
 
 class Shell:
@@ -124,7 +146,10 @@ class Shell:
         freed: list[Place] = []
         freed_many: list[Places] = []
         for effect in self.behind.drain():
-            if isinstance(effect, FreedMany):
+            if isinstance(effect, FreedMany) and effect.tier is TierId.HBM:
+                for each in effect.each():
+                    self._free_hbm(each)
+            elif isinstance(effect, FreedMany):
                 self.showing.withdraw_many(effect)
                 self._free_many(effect)
                 freed_many.append(effect.places)
@@ -132,6 +157,9 @@ class Shell:
                 self.showing.show_many(effect)
                 self._tell_visible_many(effect)
             elif isinstance(effect, Freed):
+                if effect.tier is TierId.HBM:
+                    self._free_hbm(effect)
+                    continue
                 self._count_freed(effect)
                 if effect.tier is TierId.DRAM:
                     self.showing.withdraw(effect.fingerprint, effect.pieces)
@@ -224,6 +252,9 @@ class Shell:
         if linked.tier is TierId.DRAM:
             self.tiers.arena.relink(links)
             return
+        if linked.tier is TierId.HBM:
+            self.tiers.hbm_records.relink(links)
+            return
         relink = self.tiers.relink_disk
         try:
             running = self.tiers.disk_lane.submit(lambda: relink(links), Urgency.BACKGROUND)
@@ -236,6 +267,12 @@ class Shell:
         if ended.error is not None:
             self.counts["relink_failures", ""] += links
             self.report("relink failed", ended.error)
+
+    def _free_hbm(self, freed: Freed) -> None:
+        hbm = self.tiers.hbm_records
+        self._count_freed(freed)
+        self._tell_freed(freed, hbm.key_at(freed.pieces[0].place))
+        hbm.mark_free([piece.place for piece in freed.pieces])
 
     def _count_freed(self, freed: Freed) -> None:
         if not freed.pieces:  # an extent that others referred to, not a copy
@@ -284,7 +321,7 @@ class Shell:
         layout = self.layouts.get(visible.ns)
         if layout is None or not visible.pieces:
             return
-        is_load = moved is not None and visible.tier is TierId.DRAM
+        is_load = moved is not None and visible.tier <= TierId.DRAM
         key, parent = (
             (moved.key, moved.parent)
             if moved

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.advice import LoadQuestion, PrefillRun, advise
+from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import Acquire, Pinned, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.hints import NO_HINT, Hint
@@ -18,7 +19,7 @@ from kvstored.core.naming import count_reads, rows_leaf_first
 from kvstored.core.plan import Signal
 from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
-from kvstored.errors import NotFound
+from kvstored.errors import InvalidArgument, NotFound, Unavailable
 from kvstored.store.access import Accesses
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
@@ -47,6 +48,7 @@ class StoreLimits:
     resume_ttl_s: float = 10.0
     quarantine_s: float = 60.0
     load_deadline_s: float = 5.0
+    hbm_bytes_per_s: int = 0
 
     def lease_ttl(self, asked_s: float) -> float:
         return asked_s or self.lease_ttl_s
@@ -64,8 +66,9 @@ class Store:
         self.limits = limits
         self.registry = registry
         self.flights = Flights()
+        self.bandwidth = Bandwidth(limits.hbm_bytes_per_s)
         self.speeds = Speeds(shell.elapsed_s)
-        self.mover = Mover(shell, self.flights, self.speeds)
+        self.mover = Mover(shell, self.flights, self.speeds, bandwidth=self.bandwidth)
         self.reads = Reads(shell, self.mover, self.flights)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
@@ -113,7 +116,11 @@ class Store:
     async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
         if len(self.accesses.residents):
             self.accesses.residents.read(call.session, call.ns, call.keys.fingerprints)
-        grant = await self.reads.acquire(call, wait_s=wait_s)
+        if call.tier is TierId.HBM:
+            self._check_hbm()
+            grant = await self.reads.acquire_in_hbm(call, wait_s=wait_s)
+        else:
+            grant = await self.reads.acquire(call, wait_s=wait_s)
         self._count_read(grant, call, layout)
         return grant
 
@@ -148,9 +155,18 @@ class Store:
         self.shell.apply()
         return found
 
-    def prefetch(self, session: Session, layout: Layout, keys: KeyBatch, wait_s: float) -> Job:
+    def prefetch(
+        self,
+        session: Session,
+        layout: Layout,
+        keys: KeyBatch,
+        wait_s: float,
+        tier: TierId = TierId.DRAM,
+    ) -> Job:
+        if tier is TierId.HBM:
+            self._check_hbm()
         deadline_s = self.shell.now_s() + self.limits.load_wait(wait_s)
-        return self.jobs.prefetch(session.tenant, layout.id, keys, deadline_s=deadline_s)
+        return self.jobs.prefetch(session.tenant, layout.id, keys, deadline_s=deadline_s, tier=tier)
 
     # ---- the life of a request
 
@@ -276,6 +292,18 @@ class Store:
         chosen = [i for i, score in enumerate(scores) if score > 0]
         packed = b"".join(keys.key(i) for i in chosen)
         return self.touch(layout, KeyBatch(packed, keys.key_bytes, keys.fingerprints[chosen]))
+
+    def reserve_bandwidth(self, session: Session, bytes_per_s: int, ttl_s: float) -> int:
+        """What is left to copies between DRAM and the GPUs; 0 where they are not bounded."""
+        now_s = self.shell.elapsed_s()
+        return self.bandwidth.reserve(session.core, bytes_per_s, ttl_s, now_s)
+
+    def _check_hbm(self) -> None:
+        hbm = self.shell.tiers.hbm
+        if hbm is None:
+            raise InvalidArgument("no such tier here: tier=hbm; set hbm.devices")
+        if hbm.fault is not None:
+            raise Unavailable(f"the hbm tier is off, read from dram: {hbm.fault}")
 
     def _count_read(self, grant: Grant, call: Acquire, layout: Layout) -> None:
         """Keys and bytes of every rank; tokens and FLOPs once, by the rank that reads shard 0."""

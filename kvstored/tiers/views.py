@@ -1,9 +1,18 @@
 """Bytes in memory as runs of uint8 views: size, hash and copy, all without holding the GIL for long."""
 
+import ctypes
+
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from kvstored.tiers.base import Views
+
+
+def at_address(address: int, size_bytes: int) -> NDArray[np.uint8]:
+    """Memory that belongs to somebody else, who keeps it for as long as the array is used."""
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+    return np.ctypeslib.as_array(pointer, (size_bytes,))
 
 
 def size_of(views: Views) -> int:

@@ -128,6 +128,7 @@ class Asked:
             keys=keys_of(layout, request.keys),
             groups_mask=mask_of(columns),
             ttl_s=self._store.limits.lease_ttl(request.lease_ttl_ms / 1000),
+            tier=memory_of(request.tier),
             exact=request.exact,
         )
         wait_s = (
@@ -139,6 +140,14 @@ class Asked:
 def columns_of(layout: Layout, groups_mask: int) -> tuple[int, ...]:
     """The groups that a call is about, in namespace order."""
     return selected_groups(groups_mask, layout.spec) if groups_mask else layout.required
+
+
+def memory_of(tier: str) -> TierId:
+    """Where blocks are read or prefetched to."""
+    known = {"": TierId.DRAM, "dram": TierId.DRAM, "hbm": TierId.HBM}
+    if tier not in known:
+        raise InvalidArgument(f"blocks are read in dram or hbm: tier={tier!r}")
+    return known[tier]
 
 
 def _contents(layout: Layout, packed: bytes, keys: int) -> NDArray[np.uint32] | None:

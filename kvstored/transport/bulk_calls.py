@@ -38,6 +38,7 @@ from kvstored.wire.packing import (
     U64S,
     PackedPieces,
     Pieces,
+    check_is_streamed,
     check_keys,
     pack_u64,
     unpack_pieces,
@@ -210,6 +211,7 @@ class BulkCalls:
     def _get(self, call: int, request: pb.AcquireRequest, timeout_s: float) -> None:
         """The head, then the bytes of all hits; the receiver verifies. The lease lasts as long as the call may, and ends with it."""
         keys = check_keys(len(request.keys.packed), request.keys.key_bytes)
+        check_is_streamed(request.tier)
         request.session = self._session
         request.lease_ttl_ms = int((timeout_s + STALL_S) * 1000)
         ends_s = self._clock.elapsed_s() + timeout_s

@@ -1,4 +1,4 @@
-"""What the local channel answers with a descriptor beside the message: memory that clients of this host map."""
+"""What the local channel tells of memory that clients of this host map: descriptors beside the message, handles of GPU memory in it."""
 
 import os
 
@@ -23,6 +23,21 @@ class Descriptors:
 
     def segment_fd(self, segment: int, caller: Caller) -> int:
         return self._tiers.arena.segment_fd(segment)
+
+    async def gpu_pool(self, request: pb.GpuPoolRequest, caller: Caller) -> pb.GpuPoolResponse:
+        """The pools are this tenant's whose blocks lie in them, like the projection."""
+        hbm = self._tiers.hbm
+        if hbm is None or not self.has_projection(caller):
+            raise NotFound(f"no gpu pool for this tenant: tenant={caller.tenant!r}")
+        handle = hbm.handle(request.segment)
+        return pb.GpuPoolResponse(
+            segment=request.segment,
+            pool_bytes=hbm.pool_bytes,
+            epoch=self._epoch,
+            kind=handle.kind.name,
+            handle=handle.payload,
+            device=handle.device,
+        )
 
     async def projection(
         self, request: pb.ProjectionRequest, caller: Caller

@@ -31,6 +31,7 @@ from kvstored.transport.front_streams import Streams
 from kvstored.transport.upstream import Upstream
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import (
+    GPU_POOL,
     KEEP_ALIVE,
     METHODS,
     PROJECTION,
@@ -219,7 +220,7 @@ def _handlers(
     unary: dict[str, Any] = {
         method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK)
+        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, GPU_POOL)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,

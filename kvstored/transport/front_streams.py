@@ -22,6 +22,7 @@ from kvstored.wire.packing import (
     U64S,
     PackedPieces,
     Pieces,
+    check_is_streamed,
     check_keys,
     pack_u64,
     unpack_pieces,
@@ -83,6 +84,7 @@ class Streams:
         """The head, the bytes of all hits, and `failed` where one of them did not verify; the lease ends with the stream."""
         acquire = request.acquire
         keys = check_keys(len(acquire.keys.packed), acquire.keys.key_bytes)
+        check_is_streamed(acquire.tier)
         async with self._upstream.link() as link:
             answer = await link.call("Acquire", acquire, pb.AcquireResponse, _timeout_s(context))
             try:

@@ -31,6 +31,8 @@ class TierFacts:
     state: str
     codec: str = "raw"
     recovered: int = 0
+    reason: str = ""
+    """Why it is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class Inspection:
             kept_bytes=use.kept_units * UNIT_BYTES,
             fragmentation=use.fragmentation,
             state=facts.state,
+            reason=facts.reason,
             recovered=facts.recovered,
             codec=facts.codec,
             codec_ratio=written / stored if is_disk and stored else 1.0,

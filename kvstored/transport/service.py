@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from kvstored import __version__
 from kvstored.core.groups import valid_tokens_of
 from kvstored.core.plan import Signal
-from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout, TierId
+from kvstored.core.types import BATCH_KEYS_MAX, UNIT_BYTES, Layout
 from kvstored.errors import InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.clients import Peer, Wish
@@ -29,6 +29,7 @@ from kvstored.transport.asked import (
     handles_of,
     hint_of,
     keys_of,
+    memory_of,
     prefill_of,
     question_of,
     request_id_of,
@@ -80,6 +81,8 @@ class StoreService:
             "Report": self._report,
             "Segment": self._descriptors.segment,
             "Projection": self._descriptors.projection,
+            "GpuPool": self._descriptors.gpu_pool,
+            "ReserveBandwidth": self._reserve_bandwidth,
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
             **SchedulingCalls(store).answers(),
@@ -267,11 +270,17 @@ class StoreService:
     async def _prefetch(self, request: pb.PrefetchRequest, caller: Caller) -> pb.PrefetchResponse:
         session = self._asked.session(request.session, caller)
         layout = self._asked.layout(request.namespace, caller)
-        if request.tier not in ("", TierId.DRAM.name.lower()):
-            raise InvalidArgument(f"blocks are prefetched to dram: tier={request.tier!r}")
+        tier = memory_of(request.tier)
         keys = keys_of(layout, request.keys)
-        job = self._store.prefetch(session, layout, keys, request.deadline_ms / 1000)
+        job = self._store.prefetch(session, layout, keys, request.deadline_ms / 1000, tier)
         return pb.PrefetchResponse(job=job.id, blocks=job.blocks)
+
+    async def _reserve_bandwidth(
+        self, request: pb.ReserveBandwidthRequest, caller: Caller
+    ) -> pb.ReserveBandwidthResponse:
+        session = self._asked.session(request.session, caller)
+        left = self._store.reserve_bandwidth(session, request.bytes_per_s, request.ttl_ms / 1000)
+        return pb.ReserveBandwidthResponse(left_bytes_per_s=left)
 
     async def _job_status(
         self, request: pb.JobStatusRequest, caller: Caller

@@ -2,7 +2,8 @@
 
 Numbers are part of the protocol: only added, never reused. Streaming calls of the gRPC service are
 not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
-exist only here: their answers carry a descriptor; so does ReportBulk, which is the front's own.
+exist only here: their answers carry a descriptor; so do GpuPool, whose handle is of use on this host only, and ReportBulk, which is the
+front's own.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Method:
 SEGMENT = Method("Segment", 1, pb.SegmentRequest, pb.SegmentResponse)
 PROJECTION = Method("Projection", 36, pb.ProjectionRequest, pb.ProjectionResponse)
 KEEP_ALIVE = Method("KeepAlive", 3, pb.KeepAliveRequest, pb.KeepAliveResponse)
+GPU_POOL = Method("GpuPool", 41, pb.GpuPoolRequest, pb.GpuPoolResponse)
 REPORT_BULK = Method("ReportBulk", 40, pb.ReportBulkRequest, pb.ReportBulkResponse)
 
 METHODS = (
@@ -72,6 +74,8 @@ METHODS = (
     Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
     Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
+    GPU_POOL,
+    Method("ReserveBandwidth", 42, pb.ReserveBandwidthRequest, pb.ReserveBandwidthResponse),
     Method("ReportAccess", 51, pb.ReportAccessRequest, pb.ReportAccessResponse),
     Method("ReportResident", 52, pb.ReportResidentRequest, pb.ReportResidentResponse),
     Method("Schedule", 50, pb.ScheduleRequest, pb.ScheduleResponse),

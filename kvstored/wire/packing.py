@@ -62,6 +62,12 @@ def pack_keys(keys: Sequence[bytes]) -> tuple[bytes, int]:
     return b"".join(keys), key_bytes
 
 
+def check_is_streamed(tier: str) -> None:
+    """Places of another tier than DRAM are no places in shared memory: read there, they would be bytes of other blocks."""
+    if tier not in ("", "dram"):
+        raise InvalidArgument(f"blocks are streamed from dram only: tier={tier!r}")
+
+
 def check_keys(packed_bytes: int, key_bytes: int) -> int:
     """The count of keys; refuses odd lengths and more than BATCH_KEYS_MAX."""
     if not KEY_BYTES_MIN <= key_bytes <= KEY_BYTES_MAX:

@@ -2,7 +2,10 @@
 
 import itertools
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +24,23 @@ def put(name: str) -> None:
     run("put", name, "--tokens", tokens, *size, input=os.urandom(BLOCKS * MIB))
 
 
+@pytest.fixture(scope="module")
+def own_daemon() -> Iterator[Served]:
+    """Its disk is filled: other tests want theirs to be written."""
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        state_dir = Path(folder) / "state"
+        state_dir.mkdir(mode=0o700)
+        served = Served(state_dir)
+        served.start()
+        yield served
+        served.stop()
+
+
 @pytest.fixture
-def advice(daemon: Served) -> dict[str, Any]:
-    """Of the daemon once it has taken in what was asked for; it serves other tests too."""
+def advice(own_daemon: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Of the daemon once it has taken in what was asked for."""
+    for setting, value in own_daemon.environment.items():
+        monkeypatch.setenv(setting, value)
     names = [f"advised-{next(_numbers)}@1" for _ in range(PUTS)]
     for name in (*names, *names):  # some are on disk or in memory still
         put(name)

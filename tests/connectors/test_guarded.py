@@ -184,12 +184,17 @@ def test_a_hung_daemon_costs_a_few_deadlines_and_then_nothing(served: Served, gu
 
 def test_a_load_from_a_daemon_that_hangs_ends(served: Served, guard: Open) -> None:
     guarded = up(guard(load_s=0.5))
-    keys, _ = stored(guarded)
+    keys, rows = stored(guarded)
+    guarded.lookup(keys)  # blocks are shown a moment after they were put
+    absent = guarded.keys(range(1000, 1064))
     pid = served.stat().daemon_pid
     os.kill(pid, signal.SIGSTOP)
     try:
+        into = zeros(4)
+        assert guarded.load(keys, into).prefix == 4, "what it shows is read without it"
+        assert all(np.array_equal(a, b) for a, b in zip(rows, into, strict=True))
         began_s = time.perf_counter()
-        assert guarded.load(keys, zeros(4)).prefix == 0
+        assert guarded.load(absent, zeros(4)).prefix == 0
         assert time.perf_counter() - began_s < 0.5 + 1.0 + SLACK_S
         assert guarded.state is State.AWAY, "the next one does not wait"
     finally:

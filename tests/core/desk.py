@@ -147,6 +147,7 @@ class Namer:
         groups: Sequence[int] | None = None,
         ttl_s: float = 60.0,
         load: bool = True,
+        tier: TierId = TierId.DRAM,
         exact: bool = False,
     ) -> Acquire:
         known = range(len(self.layout.spec.groups))
@@ -158,6 +159,7 @@ class Namer:
             groups_mask=sum(1 << g for g in (known if groups is None else groups)),
             ttl_s=ttl_s,
             load=load,
+            tier=tier,
             exact=exact,
         )
 
@@ -178,18 +180,23 @@ class Desk:
         *specs: NamespaceSpec,
         dram: int = 8,
         nvme: int = 0,
+        hbm: int = 0,
+        gpus: int = 1,
         policy: str = "lru",
         limits: Limits | None = None,
         **shares: float,
     ) -> None:
-        sizes = {TierId.DRAM: dram, **({TierId.NVME: nvme} if nvme else {})}
+        given = {TierId.HBM: hbm, TierId.DRAM: dram, TierId.NVME: nvme}
+        sizes = {tier: units for tier, units in given.items() if units}
         tiers = [
             TierLimits(tier, units, **{"lease_share": 1.0, **shares})  # type: ignore[arg-type]  # admit_hits is whole
             for tier, units in sizes.items()
         ]
         self.catalog = Catalog(tiers=tiers, policy=policy, limits=limits or Limits(), epoch=7)
         for tier, units in sizes.items():
-            self.catalog.grow(tier, 0, units)
+            parts = gpus if tier is TierId.HBM else 1
+            for segment in range(parts):
+                self.catalog.grow(tier, segment, units // parts)
         self.namers = [Namer(layout) for layout in layouts_of(*(specs or (spec_of("m"),)))]
         for namer in self.namers:
             self.catalog.add_namespace(namer.layout)

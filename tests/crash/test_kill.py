@@ -38,6 +38,9 @@ ROUNDS = [
 ]
 """Twenty in all; each row is one state directory's life."""
 
+GPU_ROUNDS = [("daemon", "both", "restart"), ("terminate", "daemon")]
+"""With a stand-in for a GPU as the fastest tier."""
+
 CLIENTS = ("running", "stopped", "dead")
 """At the kill: at work, stopped in the middle of their writes, or gone, so that the tree before is the tree after."""
 DRAIN_S = 30.0
@@ -81,6 +84,23 @@ class Life:
                 hits[size_bytes] = dict(_read(namespace, list(keys), size_bytes))
         assert not self.journal.wrong
         return hits
+
+    def read_on_gpu(self) -> None:
+        """Some of what was acknowledged, brought up and read in place: right or a miss. After a restart nothing is there at first."""
+        read = 0
+        wait_until(
+            lambda: any(t.granted_bytes for t in self.served.stat().tiers if t.name == "hbm")
+        )
+        with Client(self.served.address) as client:
+            for size_bytes, stored in list(self.journal.stored.items()):
+                namespace = client.open_namespace(spec_of(size_bytes))
+                chosen = self.rng.sample(sorted(stored), min(4, len(stored)))
+                with namespace.map_gpu(Keys(tuple(chosen), unchained=True)) as view:
+                    for key, block in zip(chosen, view.blocks, strict=True):
+                        if block is not None:
+                            assert is_right(key, block[0])
+                            read += 1
+        assert read, "nothing was read on the GPU"
 
     def check_new_traffic(self) -> None:
         with Client(self.served.address) as client:
@@ -134,14 +154,28 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 def test_a_killed_daemon_is_warm_again_and_never_serves_a_wrong_byte(
     tmp_path: Path, rng: random.Random, rounds: tuple[str, ...]
 ) -> None:
-    with Served(
-        tmp_path, dram="384MiB", settings={"limits.quarantine": "1s", "disk.admit_hits": "0"}
-    ) as served:
+    _live(tmp_path, rng, rounds, {})
+
+
+@pytest.mark.parametrize("rounds", GPU_ROUNDS, ids="-".join)
+def test_the_same_with_a_gpu_whose_contents_are_lost(
+    tmp_path: Path, rng: random.Random, rounds: tuple[str, ...]
+) -> None:
+    _live(tmp_path, rng, rounds, {"hbm.devices": "host:0", "hbm.capacity": "24MiB"})
+
+
+def _live(tmp_path: Path, rng: random.Random, rounds: tuple[str, ...], gpu: dict[str, str]) -> None:
+    settings = {"limits.quarantine": "1s", "disk.admit_hits": "0", **gpu}
+    with Served(tmp_path, dram="384MiB", settings=settings) as served:
         life = Life(served, rng)
         for number, kind in enumerate(rounds):
             life.under_load()
             clients = rng.choice(CLIENTS)
+            if gpu:
+                life.read_on_gpu()
             _round(life, kind, clients)
+            if gpu:
+                life.read_on_gpu()
             life.check_places_in_tree()
             life.check_bytes()
             life.check_new_traffic()

@@ -3,16 +3,21 @@ served."""
 
 import asyncio
 import random
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kvstored.core.calls import ReadStatus
-from kvstored.core.types import Layout, NamespaceSpec
-from kvstored.errors import KvstoredError
+from kvstored.core.types import Layout, NamespaceSpec, TierId
+from kvstored.errors import KvstoredError, NoSpace
 from kvstored.store.sessions import Session
+from kvstored.tiers.device import Moves
 from kvstored.tiers.faulty import Faults
+from kvstored.tiers.stand_in import HostDevice
+from kvstored.tiers.views import at_address
 from tests.store.world import World, hybrid_spec, keys_of, running, spec_of
 
 FAULTS = Faults(no_space=0.05, write_error=0.1, read_error=0.1, bit_flip=0.05, delay_s_max=0.004)
@@ -29,7 +34,7 @@ class Caller:
         self.layout = layout
         self.rng = rng
         self.session = world.session()
-        self.reads = 0
+        self.reads = self.hbm_reads = 0
 
     async def run(self) -> None:
         for _ in range(STEPS):
@@ -41,6 +46,7 @@ class Caller:
                     self.read,
                     self.read,
                     self.hurried_read,
+                    self.read_in_hbm,
                     self.forget,
                 ]
             )
@@ -74,6 +80,23 @@ class Caller:
     async def read(self) -> None:
         await self._read(wait_s=1.0)
 
+    async def read_in_hbm(self) -> None:
+        if self.world.shell.tiers.hbm is None:
+            return
+        numbers = self.path()
+        grant = await self.world.acquire(
+            self.session, self.layout, numbers, wait_s=1.0, tier=TierId.HBM
+        )
+        try:
+            for number, block in zip(numbers, grant.blocks, strict=True):
+                if block.status is ReadStatus.HIT:
+                    self.world.check_hbm_content(block, number)
+                    self.hbm_reads += 1
+            await asyncio.sleep(self.rng.random() * 0.002)
+        finally:
+            if grant.lease and self.rng.random() < 0.95:
+                self.world.store.release(self.session, [grant.lease])
+
     async def hurried_read(self) -> None:
         """Cancelled somewhere on its way, as when its caller's deadline passes."""
         with suppress(TimeoutError):
@@ -98,8 +121,10 @@ class Caller:
         if self.rng.random() < 0.2:
             await self.world.store.remove(self.layout, keys_of(self.layout, self.path()))
         else:
+            has_hbm = self.world.shell.tiers.hbm is not None
+            tier = TierId.HBM if has_hbm and self.rng.random() < 0.5 else TierId.DRAM
             job = self.world.store.prefetch(
-                self.session, self.layout, keys_of(self.layout, self.path()), 1.0
+                self.session, self.layout, keys_of(self.layout, self.path()), 1.0, tier
             )
             if self.rng.random() < 0.5:
                 self.world.store.jobs.cancel(job.id, "default")
@@ -110,12 +135,50 @@ class Caller:
         self.session = self.world.session()
 
 
+class FaultyDevice(HostDevice):
+    """Now and then without memory for a submission, slow, or with a bit flipped on the way down."""
+
+    def __init__(self, size_bytes: int, rng: random.Random) -> None:
+        super().__init__(size_bytes)
+        self._rng = rng
+        self._turn = threading.Lock()
+
+    def upload(self, moves: Moves) -> None:
+        self._stumble()
+        super().upload(moves)
+
+    def download(self, moves: Moves) -> None:
+        self._stumble()
+        super().download(moves)
+        with self._turn:
+            if self._rng.random() < 0.1:
+                i = self._rng.randrange(len(moves))
+                view = at_address(int(moves.addresses[i]), int(moves.sizes[i]))
+                view[self._rng.randrange(len(view))] ^= 1
+
+    def _stumble(self) -> None:
+        with self._turn:
+            is_full, delay_s = self._rng.random() < 0.1, self._rng.random() * 0.004
+        time.sleep(delay_s)
+        if is_full:
+            raise NoSpace("no memory for staging: injected")
+
+
 @pytest.mark.parametrize("spec", [spec_of(), hybrid_spec()], ids=["one group", "hybrid"])
+@pytest.mark.parametrize("hbm_blocks", [0, 16], ids=["", "gpu"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
-    tmp_path: Path, seed: int, spec: NamespaceSpec
+    tmp_path: Path, seed: int, hbm_blocks: int, spec: NamespaceSpec
 ) -> None:
-    world = World(tmp_path, arena_blocks=40, disk_blocks=90, faults=FAULTS, seed=seed)
+    world = World(
+        tmp_path,
+        arena_blocks=40,
+        disk_blocks=90,
+        faults=FAULTS,
+        seed=seed,
+        hbm_blocks=hbm_blocks,
+        opener=lambda _, size_bytes: FaultyDevice(size_bytes, random.Random(seed)),
+    )
     world.grow()
 
     async def housekeeping() -> None:
@@ -124,6 +187,8 @@ def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
             await world.janitor.expire_once()
             await world.janitor.make_room_once()
             await world.janitor.write_back_once()
+            if hbm_blocks:
+                await world.janitor.demote_once()
             await asyncio.sleep(0.005)
 
     async def main() -> None:
@@ -137,6 +202,8 @@ def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
         with suppress(asyncio.CancelledError):
             await janitor
         assert sum(caller.reads for caller in callers) > 50, "the storm read nothing"
+        hbm_reads = sum(caller.hbm_reads for caller in callers)
+        assert hbm_reads > 50 or not hbm_blocks, "the storm read nothing on the GPU"
         world.catalog.check()
         await world.check_nothing_leaked()
 

@@ -52,9 +52,12 @@ from kvstored.store.shell import Shell, Tiers
 from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.coding import Coding
+from kvstored.tiers.device import Opener, open_device
 from kvstored.tiers.faulty import Faults, FaultyTier
+from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.memory import MemoryTier
 from kvstored.tiers.projection import Projection
+from kvstored.tiers.stand_in import HostDevice
 from kvstored.wire.methods import METHODS
 
 T = TypeVar("T")
@@ -83,6 +86,9 @@ class World:
         epoch: int = 1,
         tiers: Sequence[TierLimits] = (),
         policy: str = "composite",
+        hbm_blocks: int = 0,
+        opener: Opener = open_device,
+        hbm_bytes_per_s: int = 0,
     ) -> None:
         self.clock = ManualClock()
         self.index_share = 0.0
@@ -102,8 +108,11 @@ class World:
             disk_index_share=lambda: self.index_share,
             coding=Coding(Codec.RAW),
             projection=Projection(arena_blocks * 2 * UNIT_BYTES, epoch=epoch, tenant="default"),
+            hbm=Hbm(["host:0"], SEGMENT_BYTES, opener) if hbm_blocks else None,
+            hbm_lane=Lane("hbm", threads=2, queue_max=256) if hbm_blocks else None,
         )
         units = 2
+        hbm = TierLimits(TierId.HBM, hbm_blocks * units, high=0.95, low=0.8, lease_share=1.0)
         self.catalog = Catalog(
             tiers=tiers
             or [
@@ -111,6 +120,7 @@ class World:
                 TierLimits(
                     TierId.NVME, disk_blocks * units, high=0.95, low=0.8, admit_hits=admit_hits
                 ),
+                *([hbm] if hbm_blocks else []),
             ],
             policy=policy,
             limits=Limits(quarantine_s=30.0),
@@ -119,7 +129,8 @@ class World:
         events = Events(epoch=epoch, now_s=self.clock.now_s)
         self.shell = Shell(self.catalog, parts, events, self.clock, _metrics(), self._report)
         registry = Registry(self.shell, Namespaces(), state_dir)
-        self.store = Store(self.shell, registry, StoreLimits(quarantine_s=30.0))
+        limits = StoreLimits(quarantine_s=30.0, hbm_bytes_per_s=hbm_bytes_per_s)
+        self.store = Store(self.shell, registry, limits)
         self.janitor = Janitor(self.store)
         self.state_dir = state_dir
         self._connection = 0
@@ -128,6 +139,8 @@ class World:
         """Give the tiers their space: one segment each, of which the capacity is used."""
         self.catalog.grow(TierId.DRAM, *self.arena.grow())
         self.catalog.grow(TierId.NVME, 0, SEGMENT_BYTES // UNIT_BYTES)
+        if self.shell.tiers.hbm is not None:
+            self.catalog.grow(TierId.HBM, *self.shell.tiers.hbm.grow())
 
     async def open(self, spec: NamespaceSpec | None = None) -> Layout:
         return (await self.store.registry.open(spec or spec_of(), supersede=False)).layout
@@ -189,15 +202,24 @@ class World:
         return self.store.puts.commit(session, fills, [sums for _, sums in written])
 
     async def acquire(
-        self, session: Session, layout: Layout, numbers: Sequence[int], wait_s: float = 5.0
+        self,
+        session: Session,
+        layout: Layout,
+        numbers: Sequence[int],
+        wait_s: float = 5.0,
+        tier: TierId = TierId.DRAM,
     ) -> Grant:
+        """In HBM what lies there: required groups."""
+        groups = layout.spec.groups
+        chosen = [g for g, each in enumerate(groups) if tier is TierId.DRAM or each.is_required]
         call = Acquire(
             session=session.core,
             ns=layout.id,
             shard=0,
             keys=keys_of(layout, numbers),
-            groups_mask=(1 << len(layout.spec.groups)) - 1,
+            groups_mask=sum(1 << g for g in chosen),
             ttl_s=30.0,
+            tier=tier,
         )
         return await self.store.acquire(call, layout, wait_s=wait_s)
 
@@ -205,6 +227,20 @@ class World:
         piece = block.pieces[group]
         assert piece is not None
         return np.concatenate(self.arena.views(piece.place, piece.length))
+
+    def check_hbm_content(self, block: ReadBlock, number: int) -> None:
+        """The same of what was handed out on the GPU, as the GPU has it."""
+        for piece in block.pieces:
+            if piece is not None:
+                device = self.shell.tiers.hbm_records._devices[0]
+                assert isinstance(device, HostDevice)
+                parts = [
+                    device._at(extent.start * UNIT_BYTES, extent.units * UNIT_BYTES)
+                    for extent in piece.place
+                ]
+                found = np.concatenate(parts)[: piece.length]
+                expected = content_of(number, piece.group, piece.length)
+                np.testing.assert_array_equal(found, expected)
 
     def check_content(self, block: ReadBlock, number: int) -> None:
         """Every piece that was handed out is as it was put."""
@@ -218,7 +254,7 @@ class World:
 
     async def settle(self) -> None:
         """Until nothing is on its way any more."""
-        lanes = (self.shell.tiers.arena_lane, self.shell.tiers.disk_lane)
+        lanes = self.shell.tiers.lanes()
         for _ in range(5000):
             self.shell.discard()
             await asyncio.sleep(0.001)
@@ -248,8 +284,10 @@ class World:
         assert not self.faults, self.faults
 
     def close(self) -> None:
-        self.shell.tiers.arena_lane.close()
-        self.shell.tiers.disk_lane.close()
+        for lane in self.shell.tiers.lanes():
+            lane.close()
+        if self.shell.tiers.hbm is not None:
+            self.shell.tiers.hbm.close()
 
     def _report(self, what: str, error: BaseException) -> None:
         logging.getLogger(__name__).error(what, exc_info=error)
@@ -319,6 +357,6 @@ def content_of(number: int, group: int = 0, size_bytes: int = BLOCK_BYTES) -> By
 
 def _metrics() -> Metrics:
     kinds = tuple(name for name in vars(errors) if name[0].isupper())
-    queues = tuple(f"{lane}:{u.name.lower()}" for lane in ("arena", "disk") for u in Urgency)
+    queues = tuple(f"{lane}:{u.name.lower()}" for lane in ("arena", "disk", "hbm") for u in Urgency)
     methods = tuple(method.name for method in METHODS)
     return Metrics(Sets(methods, (*kinds, "internal"), queues), Build("0", "lru", "raw"))

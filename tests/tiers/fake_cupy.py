@@ -1,0 +1,232 @@
+# ruff: noqa: N802, N815 - the names are CuPy's
+"""The part of CuPy that the tiers use, over host memory: device memory is malloc's, kernels are those of `kernels.cu` compiled for the host.
+
+What it refuses, CUDA would refuse: copies and kernels that touch host memory that is neither pinned nor registered, ranges that are registered
+twice, memory beyond the device's. Names and signatures are those of CuPy 13 and 14 (tests marked gpu hold them to the real one).
+"""
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+
+_libc = ctypes.CDLL(None)
+_libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = [ctypes.c_size_t]
+_libc.free.argtypes = [ctypes.c_void_p]
+
+OUT_OF_MEMORY, INVALID, LOST, ALREADY_REGISTERED = 2, 1, 46, 712
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
+
+
+class FakeRuntime:
+    """`device_bytes`: of each device. `lost`: every call that reaches the device fails from now on."""
+
+    CUDARuntimeError = CUDARuntimeError
+    cudaDevAttrCanUseHostPointerForRegisteredMem = 91
+    cudaIpcMemLazyEnablePeerAccess = 1
+
+    def __init__(self, devices: int, device_bytes: int) -> None:
+        self.devices = devices
+        self.device_bytes = device_bytes
+        self.lost = self.can_share = False
+        self.reaches_host = 1
+        self.allocated: dict[int, int] = {}
+        self.pinned: dict[int, int] = {}
+        self.registered: dict[int, int] = {}
+        self.calls: list[str] = []
+
+    def getDeviceCount(self) -> int:
+        return self.devices
+
+    def deviceGetPCIBusId(self, device: int) -> str:
+        return f"0000:{device:02x}:00.0"
+
+    def deviceGetByPCIBusId(self, bus_id: str) -> int:
+        return int(bus_id[5:7], 16)
+
+    def deviceGetAttribute(self, attribute: int, device: int) -> int:
+        assert attribute == self.cudaDevAttrCanUseHostPointerForRegisteredMem
+        return self.reaches_host
+
+    def getDeviceProperties(self, device: int) -> dict[str, bytes]:
+        return {"name": b"Fake GPU"}
+
+    def driverGetVersion(self) -> int:
+        return 13000
+
+    def runtimeGetVersion(self) -> int:
+        return 13000
+
+    def malloc(self, size: int) -> int:
+        if sum(self.allocated.values()) + size > self.device_bytes:
+            raise CUDARuntimeError(OUT_OF_MEMORY)
+        address = int(_libc.malloc(size))
+        self.allocated[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        del self.allocated[address]
+        _libc.free(address)
+
+    def hostAlloc(self, size: int, flags: int) -> int:
+        assert flags == 3
+        address = int(_libc.malloc(size))
+        self.pinned[address] = size
+        return address
+
+    def freeHost(self, address: int) -> None:
+        del self.pinned[address]
+        _libc.free(address)
+
+    def hostRegister(self, address: int, size: int, flags: int) -> None:
+        assert flags == 3
+        if address in self.registered:
+            raise CUDARuntimeError(ALREADY_REGISTERED)
+        self.registered[address] = size
+
+    def hostUnregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        assert kind in (1, 2, 3, 4)
+        self.reach(source, size)
+        self.reach(to, size)
+        self.calls.append(f"memcpy {size}")
+        ctypes.memmove(to, source, size)
+
+    def ipcGetMemHandle(self, address: int) -> bytes:
+        assert address in self.allocated
+        if not self.can_share:
+            raise CUDARuntimeError(INVALID)
+        return address.to_bytes(64, "little")
+
+    def ipcOpenMemHandle(self, handle: bytes, flags: int) -> int:
+        assert flags == self.cudaIpcMemLazyEnablePeerAccess
+        self.calls.append("ipc open")
+        return int.from_bytes(handle, "little")
+
+    def ipcCloseMemHandle(self, address: int) -> None:
+        self.calls.append("ipc close")
+
+    # what a device would notice
+
+    def reach(self, address: int, size: int) -> None:
+        """Memory that one copy touches: within one range that was allocated, pinned or registered."""
+        if self.lost:
+            raise CUDARuntimeError(LOST)
+        ranges = [*self.pinned.items(), *self.registered.items(), *self.allocated.items()]
+        if not any(a <= address and address + size <= a + s for a, s in ranges):
+            raise CUDARuntimeError(INVALID)
+
+    def own(self, address: int, size: int) -> None:
+        if not any(a <= address and address + size <= a + s for a, s in self.allocated.items()):
+            raise CUDARuntimeError(INVALID)
+
+
+class FakeCupy:
+    """Stands in `sys.modules["cupy"]`; `host`: the kernels compiled for the host."""
+
+    __version__ = "fake"
+
+    def __init__(self, runtime: FakeRuntime, host: ctypes.CDLL) -> None:
+        self._runtime, self._host = runtime, host
+        self.cuda = SimpleNamespace(
+            runtime=runtime,
+            Device=lambda ordinal: FakeDevice(runtime, ordinal),
+            Stream=lambda **options: FakeStream(runtime, options),
+            UnownedMemory=FakeMemory,
+            MemoryPointer=lambda memory, offset: (memory, offset),
+        )
+        self.concatenate = np.concatenate
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
+        assert "copy_runs" in code
+        return SimpleNamespace(get_function=self._function)
+
+    def ndarray(self, shape: tuple[int], dtype: Any, memptr: Any) -> Any:
+        memory, offset = memptr
+        array = np.ctypeslib.as_array(
+            ctypes.cast(memory.address + offset, ctypes.POINTER(ctypes.c_uint8)), shape
+        ).view(Kept)
+        array.memory = memory
+        return array
+
+    def _function(self, name: str) -> Callable[..., None]:
+        assert name == "copy_runs"
+        return self._copy_runs
+
+    def _copy_runs(
+        self, grid: tuple[int], block: tuple[int], arguments: tuple[np.generic, ...]
+    ) -> None:
+        from kvstored.tiers import kernels
+
+        table, count, pool, direction = arguments
+        widths = [argument.dtype.itemsize for argument in arguments]
+        assert widths == [8, 4, 8, 4], "arguments of other sizes than the kernel's"
+        rows = np.ctypeslib.as_array(
+            ctypes.cast(int(table), ctypes.POINTER(ctypes.c_uint8)),
+            (int(count) * kernels.RUN.itemsize,),
+        ).view(kernels.RUN)
+        for host, offset, size, _ in rows.tolist():
+            self._runtime.reach(host, size)
+            self._runtime.own(int(pool) + offset, size)
+        self._runtime.calls.append(f"kernel {int(count)}")
+        launch = (grid[0], block[0], ctypes.c_void_p(int(table)), ctypes.c_uint(int(count)))
+        self._host.host_copy_runs(
+            *launch, ctypes.c_void_p(int(pool)), ctypes.c_uint(int(direction))
+        )
+
+
+class Kept(np.ndarray[Any, Any]):
+    """An array that keeps its memory's owner, as CuPy's do, through slices too."""
+
+    memory: Any = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.memory = getattr(other, "memory", None)
+
+
+class FakeMemory:
+    def __init__(self, address: int, size: int, owner: object, device: int) -> None:
+        self.address, self.owner = address, owner
+
+
+class FakeDevice:
+    def __init__(self, runtime: FakeRuntime, ordinal: int) -> None:
+        self._runtime = runtime
+        assert ordinal < runtime.devices
+
+    def synchronize(self) -> None:
+        self._runtime.calls.append("device synchronized")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeStream:
+    ptr = 7
+
+    def __init__(self, runtime: FakeRuntime, options: dict[str, object]) -> None:
+        assert options.get("non_blocking"), "waits for the default stream"
+        assert options.get("priority", 0) == 0, "before the engine"
+        self._runtime = runtime
+
+    def synchronize(self) -> None:
+        self._runtime.calls.append("synchronized")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
