@@ -92,11 +92,11 @@ class Scheduler:
 
     def _looked_page_ins(self, now_s: float) -> Iterator[PageIn]:
         """What is on its way, then the queue."""
-        loads = [task for task in self._carriage.tasks.values() if task.target is TierId.DRAM]
+        loads = [task for task in self._carriage.tasks.values() if task.source > TierId.DRAM]
         for ns, tasks in groupby(loads, key=lambda task: task.ns):
             yield _loading(ns, list(tasks))
         for run in self._carriage.runs.values():
-            if run.target is TierId.DRAM:
+            if run.source > TierId.DRAM:
                 yield PageIn(
                     *(run.ns, _name(run.fingerprints), len(run), run.size_bytes, run.source),
                     *("", 0.0),
