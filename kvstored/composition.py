@@ -162,8 +162,7 @@ def next_epoch(state_dir: Path, clock: Clock) -> int:
 
 def bundle_of(config: Config) -> Bundle:
     """The configured one, with its switches."""
-    signals = config.signals
-    asked = {Signal.SINKS: signals.sinks, Signal.HINTS: signals.hints, Signal.DISK: signals.disk}
+    asked = {signal: getattr(config.signals, signal) for signal in Signal}
     switches = {signal: switch == "on" for signal, switch in asked.items() if switch != "auto"}
     return bundle_named(config.policy).switched(switches)
 
@@ -209,14 +208,15 @@ def feedback_limits(config: Config) -> FeedbackLimits:
         weights = load_weights(feedback.weights) if feedback.weights is not None else {}
     except InvalidArgument as error:
         raise ConfigError(f"setting feedback.weights: {error}") from error
-    return FeedbackLimits(
-        float(feedback.blocks_per_s), feedback.sink_steps, feedback.stable_steps, weights
-    )
+    is_heard = Signal.ATTENTION in bundle_of(config).signals
+    blocks_per_s = float(feedback.blocks_per_s if is_heard else 0)
+    return FeedbackLimits(blocks_per_s, feedback.sink_steps, feedback.stable_steps, weights)
 
 
 def prefetch_limits(config: Config) -> PrefetchLimits:
     prefetch = config.prefetch
-    signals = frozenset(plan.Signal(name) for name in prefetch.signals)
+    is_guessed = Signal.GUESSES in bundle_of(config).signals
+    signals = frozenset(plan.Signal(name) for name in prefetch.signals if is_guessed)
     return PrefetchLimits(prefetch.share, prefetch.waste_max, signals)
 
 

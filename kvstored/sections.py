@@ -180,6 +180,12 @@ class Signals(Section):
     disk: Switch = Field(
         default="auto", description="blocks are written to disk; else eviction drops them"
     )
+    attention: Switch = Field(
+        default="auto", description="what engines report of attention is heard"
+    )
+    guesses: Switch = Field(
+        default="auto", description="what is likely to be asked for next is loaded ahead"
+    )
 
 
 class Hbm(Section):

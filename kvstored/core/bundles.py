@@ -18,6 +18,10 @@ class Signal(StrEnum):
     """What engines say of a request is heard."""
     DISK = "disk"
     """Blocks are written back to the slower tier, by their uses where it is full; without it eviction from memory drops them."""
+    ATTENTION = "attention"
+    """What engines report of attention moves victims back and forth; silent until one does."""
+    GUESSES = "guesses"
+    """What is likely to be asked for next comes up ahead of need."""
 
 
 ALL = frozenset(Signal)
@@ -38,8 +42,8 @@ _BUNDLES = (
     Bundle("combined", "composite"),
     Bundle("prefix-tree", "composite", frozenset({Signal.SINKS, Signal.DISK})),
     Bundle("tiered-lru", "lru", frozenset({Signal.SINKS, Signal.DISK})),
-    Bundle("attention", "lru", frozenset({Signal.SINKS, Signal.DISK})),
-    Bundle("speculative", "lru"),
+    Bundle("attention", "lru", frozenset({Signal.SINKS, Signal.DISK, Signal.ATTENTION})),
+    Bundle("speculative", "lru", ALL - {Signal.ATTENTION}),
     Bundle("discard", "lru", frozenset()),
 )
 BUNDLES = tuple(bundle.name for bundle in _BUNDLES)

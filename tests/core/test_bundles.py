@@ -6,7 +6,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from kvstored.composition import bundle_of, core_limits, tier_limits
+from kvstored.composition import (
+    bundle_of,
+    core_limits,
+    feedback_limits,
+    prefetch_limits,
+    tier_limits,
+)
 from kvstored.config import Config, PolicyName
 from kvstored.core.bundles import ALL, BUNDLES, DEFAULT, NAMES, Signal, bundle_named
 from kvstored.core.hints import Hint
@@ -65,6 +71,15 @@ def test_hints_and_disk_reach_the_core() -> None:
     assert not core_limits(config("combined", hints="off")).hears_hints
     assert not core_limits(config("discard")).writes_back
     assert core_limits(config("discard", disk="on")).writes_back
+
+
+def test_attention_and_guesses_are_heard_by_the_bundles_that_have_them() -> None:
+    heard = {name for name in BUNDLES if feedback_limits(config(name)).blocks_per_s}
+    assert heard == {"combined", "attention"}
+    guessed = {name for name in BUNDLES if prefetch_limits(config(name)).signals}
+    assert guessed == {"combined", "speculative"}
+    assert feedback_limits(config("discard", attention="on")).blocks_per_s
+    assert not prefetch_limits(config("combined", guesses="off")).signals
 
 
 def hits(tmp_path: Path, policy: str, *, hinted: bool) -> tuple[list[int], int]:
