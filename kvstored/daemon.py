@@ -121,7 +121,6 @@ class Daemon:
             tasks.create_task(self._open_gpus(), name="gpus")
         for name, work in self._janitor.tasks().items():
             tasks.create_task(work, name=name)
-        self._store.speeds.calibrate(self._parts.tiers.arena_lane)
         self._state = "ready"
         gc.collect()
         gc.freeze()  # what the start made stays: no later collection looks at it again
@@ -209,6 +208,8 @@ class Daemon:
                 if tier in recovering:
                     await self._recover(tier)
                 tasks.create_task(grower.run(), name=f"growth of {tier.name.lower()}")
+            # a fifth of a second of the lane that reads the records
+            self._store.speeds.calibrate(self._parts.tiers.arena_lane)
 
     async def _recover(self, tier: TierId) -> None:
         begun_s = asyncio.get_running_loop().time()

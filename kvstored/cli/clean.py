@@ -35,7 +35,8 @@ class Leftovers:
 def clean(*, file: Path | None, is_agreed: bool, is_json: bool, **flags: str | None) -> None:
     """Remove all stored blocks and namespaces from the state directory, while no daemon runs on it.
 
-    Only files of kvstored within the state directory go; a disk.path elsewhere is left alone.
+    Only files of kvstored within the state directory go; a disk.path elsewhere is left alone, and so is the count of what was written to
+    NVMe today (disk.write_budget).
     """
     config = loaded(file, flags).config
     found = Leftovers((), (), 0)

@@ -107,7 +107,9 @@ def test_a_daemon_starts_cold_after_it(tmp_path: Path, monkeypatch: pytest.Monke
         finally:
             served.stop()
         assert told("clean", "--yes")["removed"]
-        assert [path.name for path in served.state_dir.iterdir()] == ["lock"]
+        # what was written today was written, whatever becomes of it
+        left = {path.name for path in served.state_dir.iterdir()}
+        assert left == {"lock", "written.json"}
         served.start()
         try:
             assert told("namespaces")["namespaces"] == []
