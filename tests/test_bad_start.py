@@ -1,5 +1,6 @@
 """Starts that cannot be as asked: refused with the setting's name and a remedy, or served without what failed, with one log line."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -108,7 +109,11 @@ def filled(folder: Path, left_bytes: int = 0) -> Path:
     """A file that takes what the filesystem has left, but for so much."""
     filler = folder / "filler"
     free = os.statvfs(folder)
-    filler.write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - left_bytes)))
+    try:
+        filler.write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - left_bytes)))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # the daemon took some of it meanwhile
+            raise
     return filler
 
 
