@@ -122,16 +122,17 @@ class Leases:
     ) -> Acquired | None:
         """None, with nothing changed but evictions, where what is cold cannot be brought up as a run."""
         books, runs = self._books, list[CopyRun]()
+        begin_reading(books, found.in_memory, READ_TIER)  # a hold keeps none that a GPU has too
         if len(cold := found.cold):
             places = self._carriage.room_for(cold, READ_TIER, now_s)
             if places is None:
+                end_reading(books, found.in_memory, READ_TIER)
                 return None
             runs = self._carriage.load_run(cold, places, np.flatnonzero(found.is_cold))
         loading = [copy for run in runs for copy in run.target_copies.tolist()]
         many = read_many(books, call, rows, found, loading, self.miss_reason)
-        hits = many.hits
-        begin_reading(books, many.copies[hits], READ_TIER)
-        if hits.any():
+        begin_reading(books, many.copies[many.hits & found.is_cold], READ_TIER)
+        if (hits := many.hits).any():
             books.touch(rows[hits], TouchEvent.HIT, now_s)
         lease.many = many
         return Acquired(lease.id, list(runs), [*found.coming.tolist(), *loading])
@@ -282,8 +283,7 @@ class Leases:
         states = [int(books.copies.state[copy]) for copy in copies]
         if copies and all(state == READY for state in states):
             return self._read_block(lease, i)
-        status = ReadStatus.MISS
-        reason = lease.reasons[i]
+        status, reason = ReadStatus.MISS, lease.reasons[i]
         if copies:
             is_loading = all(state in (READY, FILLING) for state in states)
             status = ReadStatus.PENDING if is_loading else ReadStatus.MISS

@@ -17,6 +17,7 @@ from kvstored.core.columnar import ReadMany
 from kvstored.core.columns import READY, SUSPECT, TARGET, UNVERIFIED
 from kvstored.core.leaving import free_doomed
 from kvstored.core.plain import PLAIN_MIN
+from kvstored.core.readability import NOT_READABLE
 from kvstored.core.space import units_of
 from kvstored.core.types import Rows, TierId
 
@@ -42,6 +43,11 @@ class Found:
     @property
     def coming(self) -> Rows:
         return self.copies[self.is_coming]
+
+    @property
+    def in_memory(self) -> Rows:
+        """Those that are ready or coming."""
+        return self.copies[(self.copies >= 0) & ~self.is_cold]
 
 
 def find_many(books: Books, call: Acquire, rows: Rows) -> Found | None:
@@ -83,17 +89,18 @@ def read_many(
         places=books.places(piece),
         lengths=np.where(hits, pieces.length[piece], np.uint32(0)).astype(np.uint64),
         checksums=np.where(hits, pieces.checksum[piece], np.uint64(0)),
-        tiers=np.where(found.is_cold | found.is_coming, int(TierId.NVME), int(READ_TIER)).astype(
-            np.uint8
+        tiers=np.where(
+            found.is_cold | found.is_coming, books.blocks.fast[rows], np.uint8(READ_TIER)
         ),
         reasons={} if hits.all() else _reasons(books, call, rows, found, hits, reason),
     )
 
 
 def copies_of_many(books: Books, ns: int, rows: Rows) -> Found | None:
-    """The copy that each key reads; None where one is neither simply there nor simply to be had."""
+    """The copy that each key reads; None where one is neither simply there nor simply to be had. A copy on its way up is a miss once what
+    it is made from was lost: that has perhaps gone bad, and what comes of it is not known yet."""
     copies, blocks = books.copies, books.blocks
-    there = (rows >= 0) & (blocks.ns[rows] == ns)
+    there = (rows >= 0) & (blocks.ns[rows] == ns) & (blocks.fast[rows] != NOT_READABLE)
     first = np.where(there, blocks.first_copy[rows], np.int32(-1))
     has = first >= 0
     is_first = copies.tier[first] == int(READ_TIER)
@@ -131,8 +138,8 @@ def are_movable(books: Books, copies: Rows, ns: int) -> Mask:
 def _has_share(books: Books, found: Found) -> bool:
     """As `Leases` counts single ones: leases hold no more than their share of the tier."""
     book, table = books.space.books[READ_TIER], books.copies
-    in_memory = found.copies[(found.copies >= 0) & ~found.is_cold]
-    fresh = in_memory[table.readers[in_memory] == 0]
+    fresh = found.in_memory
+    fresh = fresh[table.readers[fresh] == 0]
     more = int(table.units[fresh].sum())
     if len(cold := found.cold):  # on disk it may lie in less
         more += len(cold) * units_of(int(books.pieces.length[table.first_piece[cold[0]]]))

@@ -12,7 +12,7 @@ from kvstored.errors import InvalidArgument
 from tests.core.catalog_compare import PATHS
 from tests.core.catalog_machine import CatalogMachine, small
 from tests.core.desk import UNIT
-from tests.core.oracle_rows import DRAM, NVME, Block
+from tests.core.oracle_rows import DRAM, NVME, Block, Copy
 
 
 class MovingMachine(CatalogMachine):
@@ -78,11 +78,36 @@ class MovingMachine(CatalogMachine):
         """As if its bytes had gone bad, where NVMe has it too."""
         copies = self.oracle.ready(block, part)
         if [copy.tier for copy in copies] == [DRAM, NVME]:
-            fingerprint = self.fingerprint_of(block.ns, block.key)
-            rows = self.catalog.looking.copies_of(NamespaceId(block.ns), fingerprint)
-            at = block.copies.index(copies[0])
-            self.catalog.drop_copy(rows[at], Reason.CORRUPT, self.now_s)
-            self.oracle.drop(copies[0], Reason.CORRUPT)
+            self._lose(copies[0])
+
+    def _lose(self, copy: Copy) -> None:
+        block = copy.block
+        fingerprint = self.fingerprint_of(block.ns, block.key)
+        rows = self.catalog.looking.copies_of(NamespaceId(block.ns), fingerprint)
+        self.catalog.drop_copy(rows[block.copies.index(copy)], Reason.CORRUPT, self.now_s)
+        self.oracle.drop(copy, Reason.CORRUPT)
+
+    @precondition(lambda self: self.is_begun and self.tasks)
+    @rule(pick=small, shard=small, load=st.booleans())
+    def lose_source(self, pick: int, shard: int, load: bool) -> None:
+        """What a copy under way is made from goes bad, and its path is asked for."""
+        source = self.oracle.tasks[self.pick(sorted(self.tasks), pick)].source
+        if source.is_doomed:
+            return
+        self._lose(source)
+        self.compare()
+        namer, key = self.namer_of(source.block.ns), source.block.key
+        path = next(path for path in PATHS if key in path)
+        groups = list(range(len(namer.layout.spec.groups)))
+        self.acquire_keys(
+            namer,
+            self.sessions[0],
+            path[: path.index(key) + 1],
+            shard,
+            groups,
+            20,
+            load=load,
+        )
 
     @precondition(lambda self: self.is_begun)
     @rule()

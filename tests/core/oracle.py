@@ -7,7 +7,7 @@ Ids are the catalog's: the machine passes them in.
 from collections.abc import Sequence
 
 from kvstored.core.calls import FillStatus, ReadStatus, Reason
-from kvstored.core.types import Budget, Part, TierId
+from kvstored.core.types import UNIT_BYTES, Budget, Part, TierId
 from tests.core.oracle_books import OracleBooks
 from tests.core.oracle_rows import (
     DRAM,
@@ -355,7 +355,8 @@ class Oracle(OracleBooks):
         source.readers += 1
         copy = self.open_copy(block, target, source.part)
         copy.fills = 1
-        pieces = {piece: source.pieces[piece] for piece in source.written}
+        groups = self.specs[block.ns].groups  # a disk may keep it in less, memory does not
+        pieces = {piece: groups[piece[0]].bytes_per_block // UNIT_BYTES for piece in source.written}
         if not self.room(target, copy.budget, sum(pieces.values())):
             copy.fills = 0
             self.drop(copy, Reason.NO_SPACE)

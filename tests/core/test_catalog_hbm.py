@@ -43,7 +43,7 @@ class Storm:
         desk = self.desk
         actions = [self.put, self.put, self.read, self.read_in_hbm, self.read_in_hbm]
         actions += [self.prefetch, self.end_task, self.end_task, self.write_down, self.demote]
-        actions += [self.release, self.forget, self.pin, self.tidy]
+        actions += [self.release, self.forget, self.pin, self.tidy, self.read_across]
         action = self.rng.choice(actions)
         action()
         for effect in freed_in(desk.catalog.drain()):
@@ -63,13 +63,12 @@ class Storm:
         self.seen["put"] += FillStatus.GRANTED in status
 
     def read(self) -> None:
-        self._read(TierId.DRAM)
+        self._read(TierId.DRAM, *self.names()[:2])
 
     def read_in_hbm(self) -> None:
-        self._read(TierId.HBM)
+        self._read(TierId.HBM, *self.names()[:2])
 
-    def _read(self, tier: TierId) -> None:
-        ns, names, _ = self.names()
+    def _read(self, tier: TierId, ns: int, names: str) -> None:
         namer, catalog = self.desk.namers[ns], self.desk.catalog
         groups = [0, 1] if ns else [0]
         call = namer.acquire(self.desk.session, names, groups=groups, tier=tier)
@@ -95,6 +94,23 @@ class Storm:
         layout = self.desk.namers[ns].layout
         loads, _ = self.desk.catalog.prefetch(layout.id, keys, tier, self.desk.now_s)
         self.tasks += loads
+
+    def read_across(self) -> None:
+        """A path of which a GPU has the head and only NVMe the tail, while memory is full of others."""
+        desk, path = self.desk, self.rng.choice(PATHS[2:])
+        while self.leases:
+            self.release()
+        desk.put(path)
+        self.write_down()
+        self.tasks += desk.catalog.prefetch(desk.ns, desk.keys(path[:2]), TierId.HBM, desk.now_s)[0]
+        while self.tasks:
+            self.end_task()
+        for name in reversed(path[2:]):
+            if {TierId.DRAM, TierId.NVME} <= desk.tiers_of(name):
+                drop_from_memory(desk, name)
+        for name in "wxyz":
+            desk.put(name)
+        self._read(TierId.DRAM, 0, path)
 
     def end_task(self) -> None:
         if not self.tasks:
@@ -174,7 +190,10 @@ class Storm:
 def test_books_of_three_tiers_stay_right_whatever_comes(
     policy: str, plain_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstored.core.carriage.PLAIN_MIN", plain_min)
+    for module in ("carriage", "plain", "plain_reads"):
+        monkeypatch.setattr(f"kvstored.core.{module}.PLAIN_MIN", plain_min)
+    monkeypatch.setattr("kvstored.core.write_back.RUN_MIN", plain_min)
+    monkeypatch.setattr("kvstored.core.leaving.MANY", plain_min)
     seen: Counter[str] = Counter()
     for seed in range(6):
         storm = Storm(seed, policy)
