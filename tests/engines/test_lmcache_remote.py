@@ -176,7 +176,7 @@ def test_a_get_that_nobody_waits_for_any_more_gives_its_memory_back(
     os.kill(pid, signal.SIGSTOP)
     try:
         future = asyncio.run_coroutine_threadsafe(
-            driver.connector.batched_get([driver.key(i) for i in range(4)]), driver.loop
+            driver.connector.batched_get([driver.key(i) for i in range(4, 8)]), driver.loop
         )
         wait_until(lambda: in_use(driver) > before, 5)
         future.cancel()
