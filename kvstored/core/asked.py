@@ -9,8 +9,8 @@ from kvstored.core.rows import FLOPS_A_TOKEN, Tables
 from kvstored.core.space import units_of
 from kvstored.core.types import Rows
 
-USES_A_ROUND = 512
-"""Sampled uses that are taken in at once: some 3 ms."""
+USES_A_STEP = 64
+"""Sampled uses that are taken in at once: 2 ms where the sample is full."""
 
 
 class Asked:
@@ -40,7 +40,7 @@ class Asked:
             self._add(run, above)
 
     def digest(self, now_s: float) -> None:
-        self.curve.digest(USES_A_ROUND, now_s)
+        self.curve.digest(USES_A_STEP, now_s)
 
     def _add(self, blocks: Rows, above: tuple[int, ...]) -> None:
         tables = self._tables

@@ -40,7 +40,7 @@ LOG_S = 1.0
 COUNTERS_S = 30.0
 COUNTER_BLOCKS = 256
 WRITTEN_S = 30.0
-LEARN_S = 1.0
+LEARN_S, DIGEST_STEPS = 1.0, 8
 SAVE_S = 300.0
 LAG_S = 0.1
 
@@ -179,7 +179,9 @@ class Janitor:
         """Tables of the policy are made here, never while somebody waits for an answer."""
         books, now_s = self._shell.catalog.books, self._shell.now_s()
         books.policy.maintain(now_s)
-        books.asked.digest(now_s)
+        for _ in range(DIGEST_STEPS):
+            books.asked.digest(now_s)
+            await asyncio.sleep(0)
 
     async def save_policy_once(self) -> None:
         """What it learned, where that is anything."""
