@@ -25,8 +25,8 @@ class Contestant:
 
 COPY, COPY_2, SHARED, HASHED = "memory copy", "memory copy, 2 threads", "shm copy", "copy + xxh3"
 REDIS = "Redis"
-VERIFIED, UNCHECKED = "kvstored", "kvstored unchecked"
-OPTIMISTIC, VIEWS = "kvstored optimistic", "kvstored views"
+OURS, VIEWS = "kvstored", "kvstored views"
+LEASED, UNCHECKED = "kvstored leased", "kvstored leased, unchecked"
 OURS_COLD = "kvstored, disk"
 
 CONTESTANTS = (
@@ -42,12 +42,12 @@ CONTESTANTS = (
     Contestant("Mooncake sidecar", "mooncake", "sidecar", kind=Kind.PEER),
     Contestant("OpenLake", "openlake", kind=Kind.PEER),
     Contestant("LMCache", "lmcache", kind=Kind.PEER),
-    Contestant(VERIFIED, "ours", "verified", kind=Kind.OURS),
+    Contestant(OURS, "ours", "default", kind=Kind.OURS),
+    Contestant(LEASED, "ours", "leased", kind=Kind.OURS, verbs=(GET,)),
     Contestant(UNCHECKED, "ours", "unchecked", kind=Kind.OURS, verbs=(GET,)),
-    Contestant(OPTIMISTIC, "ours", "optimistic", kind=Kind.OURS, verbs=(GET,)),
     Contestant(VIEWS, "ours", "views", kind=Kind.OURS, verbs=(GET,)),
     Contestant("LMDB, disk", "lmdb", medium=COLD, verbs=(GET,)),
     Contestant("files, disk", "files", "disk", medium=COLD, verbs=(GET,)),
-    Contestant(OURS_COLD, "ours", "verified", COLD, Kind.OURS, (GET,)),
+    Contestant(OURS_COLD, "ours", "default", COLD, Kind.OURS, (GET,)),
 )
 BY_NAME = {each.name: each for each in CONTESTANTS}

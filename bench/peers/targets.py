@@ -7,11 +7,11 @@ from bench.peers.contestants import (
     BY_NAME,
     COPY_2,
     HASHED,
-    OPTIMISTIC,
+    LEASED,
+    OURS,
     OURS_COLD,
     REDIS,
     UNCHECKED,
-    VERIFIED,
     VIEWS,
     Kind,
 )
@@ -95,8 +95,10 @@ def _large(of: Figures) -> list[Checked]:
         shape = Shape(size, batch, 1)
         hashed = of.of(HASHED, shape, GET)
         plain = of.of(UNCHECKED, shape, GET)
-        made.append(_least(f"get {shape.words}, unchecked / shm copy", least, _ratio(plain)))
-        for name in (VERIFIED, OPTIMISTIC):
+        made.append(
+            _least(f"get {shape.words}, leased, unchecked / shm copy", least, _ratio(plain))
+        )
+        for name in (OURS, LEASED):
             against = _over(_ratio(of.of(name, shape, GET)), _ratio(hashed))
             made.append(_least(f"get {shape.words}, {name} / copy + xxh3", 0.9, against))
     views = of.of(VIEWS, Shape(MIB, 64, 1), GET)
@@ -115,10 +117,8 @@ def _small(of: Figures) -> list[Checked]:
         made.append(_most(f"get {shape.words}: p50 / Redis", 0.5, _over(ours, redis)))
     for size, most in ((4 * KIB, 1.9), (64 * KIB, 1.2)):
         shape = Shape(size, 64, 1)
-        taken = _over(1.0, _ratio(of.of(UNCHECKED, shape, GET)))
-        made.append(_most(f"get {shape.words}, unchecked: time / shm copy", most, taken))
-        hashed = _over(_ratio(of.of(HASHED, shape, GET)), _ratio(of.of(VERIFIED, shape, GET)))
-        made.append(_most(f"get {shape.words}, checked: time / copy + xxh3", most, hashed))
+        taken = _over(1.0, _ratio(of.of(OURS, shape, GET)))
+        made.append(_most(f"get {shape.words}: time / shm copy", most, taken))
     return made
 
 
@@ -127,18 +127,18 @@ def _puts(of: Figures) -> list[Checked]:
     for size in (4 * KIB, 64 * KIB):
         shape = Shape(size, 1, 1)
         peers = [figure.p50_s for figure in of.contestants(shape, WARM, PUT, Kind.PEER)]
-        best = _over(_p50(of.of(VERIFIED, shape, PUT)), min(peers, default=None))
+        best = _over(_p50(of.of(OURS, shape, PUT)), min(peers, default=None))
         made.append(_most(f"put {shape.words}: p50 / fastest peer", 1.0, best))
     for batch, least in ((64, 0.8), (1, 0.6)):
         shape = Shape(MIB, batch, 1)
-        ratio = _ratio(of.of(VERIFIED, shape, PUT))
+        ratio = _ratio(of.of(OURS, shape, PUT))
         made.append(_least(f"put {shape.words} / shm copy", least, ratio))
     return made
 
 
 def _together(of: Figures) -> list[Checked]:
     four, one = Shape(MIB, 64, 4), Shape(MIB, 64, 1)
-    ours, copy = of.of(UNCHECKED, four, GET), of.of(COPY_2, one, GET)
+    ours, copy = of.of(OURS, four, GET), of.of(COPY_2, one, GET)
     ratio = ours.rate / copy.rate if ours is not None and copy is not None else None
     return [_least("get 1 MiB x 64, 4 clients together / 2-thread copy", 0.9, ratio)]
 

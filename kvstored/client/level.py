@@ -7,12 +7,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvstored.client.copying import Bytes
+from kvstored.client.copying import STEP_BYTES, Bytes
 from kvstored.client.rows import Rows
 from kvstored.core.types import UNIT_BYTES
 
-LEVEL_BYTES_MAX = 2 << 20
+LEVEL_BYTES_MAX = 8 << 20
 """More is copied by several threads, which takes runs."""
+LEVEL_BLOCK_BYTES_MAX = 256 << 10
+"""What is done for each larger block costs little beside its bytes."""
 
 LevelRows = Bytes | Sequence[Bytes]
 """One array of rows, or arrays of one row each."""
@@ -36,17 +38,25 @@ def copied_level(segment: Bytes, offsets: NDArray[np.int64], rows: LevelRows) ->
             _copied(row, segment, start) for row, start in zip(rows, offsets.tolist(), strict=True)
         ]
         return np.array(sums, dtype=np.uint64)
+    size, sums = rows.shape[1], list[int]()
+    raw, step = rows.reshape(-1).data, max(1, STEP_BYTES // size)
+    for first in range(0, len(offsets), step):
+        part = rows[first : first + step]
+        _take(part, segment, offsets[first : first + step])
+        begin = first * size
+        sums += [digest(raw[at : at + size]) for at in range(begin, begin + part.size, size)]
+    return np.array(sums, dtype=np.uint64)
+
+
+def _take(rows: Bytes, segment: Bytes, offsets: NDArray[np.int64]) -> None:
     size = rows.shape[1]
     if size % UNIT_BYTES:
         for row, start in zip(rows, offsets.tolist(), strict=True):
             np.copyto(row, segment[start : start + size])
-    else:
-        units = (offsets // UNIT_BYTES)[:, np.newaxis] + np.arange(size // UNIT_BYTES)
-        source, target = segment.reshape(-1, UNIT_BYTES), rows.reshape(-1, UNIT_BYTES)
-        np.take(source, units.reshape(-1), axis=0, out=target, mode="clip")
-    raw = rows.reshape(-1).data
-    sums = [digest(raw[start : start + size]) for start in range(0, len(raw), size)]
-    return np.array(sums, dtype=np.uint64)
+        return
+    units = (offsets // UNIT_BYTES)[:, np.newaxis] + np.arange(size // UNIT_BYTES)
+    source, target = segment.reshape(-1, UNIT_BYTES), rows.reshape(-1, UNIT_BYTES)
+    np.take(source, units.reshape(-1), axis=0, out=target, mode="clip")
 
 
 def _is_bytes(given: object, shape: tuple[int, ...]) -> TypeGuard[Bytes]:

@@ -168,9 +168,9 @@ class Namespace(NamespaceCalls):
     ) -> GetResult:
         """Private copies of what is there. `out`: writable arrays to copy into instead of new ones; what they hold counts for hits only.
 
-        `verify=False` skips the checksum, where the daemon allows that, and asks instead whether the lease held. `wait=False`
+        `verify=False` skips the checksum of what is leased, where the daemon allows that, and asks instead whether the lease held. `wait=False`
         takes what is in DRAM now; the rest is PENDING, loads on, and ends in a LOADED or LOAD_FAILED event. `optimistic`: whether
-        verified reads may go without a message (docs/api.md); as the client says unless given. `exact`: blocks that are near what was put
+        reads may go without a message, which are always hashed (docs/api.md); as the client says unless given. `exact`: blocks that are near what was put
         and not equal, which `lossy` of the result tells, are misses.
         """
         wait_s = self._timeout_s(timeout_s)
@@ -180,7 +180,7 @@ class Namespace(NamespaceCalls):
             return link.get(replace(call, out=glance.out, verify=verify), wait_s)
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
-        may = verify and self._may_glance(keys, groups, shard, optimistic)
+        may = self._may_glance(keys, groups, shard, optimistic)
         with self._client.link(timeout_s) as link:
             self._open_in(link, wait_s)
             seen = link.glance(glance, wait_s) if may else None
@@ -212,7 +212,7 @@ class Namespace(NamespaceCalls):
         wanted = ranges_of(ranges)
         wait_s = self._timeout_s(timeout_s)
         glance = Glance(self.digest, self._seed or 0, keys, None, gathers, wanted)
-        may = verify and self._may_glance(keys, groups, shard, optimistic)
+        may = (verify or ranges is None) and self._may_glance(keys, groups, shard, optimistic)
         with self._client.link(timeout_s) as link:
             self._open_in(link, wait_s)
             seen = link.glance(glance, wait_s) if may and link.shares_memory else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Run, copied_out
-from kvstored.client.level import LEVEL_BYTES_MAX, copied_level, level_rows
+from kvstored.client.level import LEVEL_BLOCK_BYTES_MAX, LEVEL_BYTES_MAX, copied_level, level_rows
 from kvstored.client.links import Glance
 from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
@@ -167,7 +167,7 @@ class Optimistic:
     ) -> GetResult | None:
         """Many small blocks of one size that are all there, read with little looking at each; None where something is otherwise, or changed."""
         size, count = found.level_bytes, len(found.lengths)
-        if not size or size * count > LEVEL_BYTES_MAX:
+        if not 0 < size <= LEVEL_BLOCK_BYTES_MAX or size * count > LEVEL_BYTES_MAX:
             return None
         rows = level_rows(glance.out, count, size)
         if rows is None:

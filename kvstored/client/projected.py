@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvstored.core.keys import key_batch
-from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
+from kvstored.core.types import UNIT_BYTES, KeyBatch
 from kvstored.errors import StateMismatch, Unavailable
 from kvstored.tiers import entries as layout
 from kvstored.tiers.entries import ENTRY_BYTES, ENTRY_WORDS, TAG_BYTES, WAYS
@@ -27,6 +27,9 @@ _BUCKET_BYTES = WAYS * TAG_BYTES
 MANY = 4
 """Fewer keys are not worth the arrays."""
 _BEGIN, _END = layout.COVERED.start, layout.COVERED.stop
+_ONE, _UNIT_BYTES = np.uint64(1), np.uint64(UNIT_BYTES)
+_KEY_BYTES_MASK, _START_MASK = np.uint64(layout.KEY_BYTES_MASK), np.uint64(layout.START_MASK)
+_LENGTH_SHIFT, _SEGMENT_SHIFT = np.uint64(layout.LENGTH_SHIFT), np.uint64(layout.SEGMENT_SHIFT)
 
 
 @dataclass(slots=True)
@@ -161,38 +164,43 @@ class Index:
 
     def find_many(self, keys: Sequence[bytes], digest: bytes, seed: int) -> FoundMany:
         """Keys of one length."""
-        key_bytes, short = len(keys[0]), digest[: layout.DIGEST_BYTES]
+        key_bytes = len(keys[0])
         batch = key_batch(b"".join(keys), key_bytes, seed)
         buckets = (batch.fingerprints[:, 1] & np.uint64(self._mask)).astype(np.int64)
         # where no tag is the same, the first way's entry has another key
         same = self._tags[buckets] == batch.fingerprints[:, :1]
         slots = buckets * WAYS + same.argmax(axis=1)
         rows = self._entries[slots]
-        is_there = same.any(axis=1)
-        is_whole = (rows[:, layout.SEQUENCE] & np.uint64(1) == 0) & (
-            rows[:, layout.SUM] == _sums(rows)
-        )
-        named = np.zeros((len(keys), KEY_BYTES_MAX), dtype=np.uint8)
-        named[:, :key_bytes] = np.frombuffer(batch.packed, dtype=np.uint8).reshape(-1, key_bytes)
-        is_mine = (rows[:, layout.KEY_WORDS] == named.view(np.uint64)).all(axis=1)
-        is_mine &= (rows[:, layout.DIGEST_WORDS] == np.frombuffer(short, dtype=np.uint64)).all(
-            axis=1
-        )
+        is_mine = (rows[:, layout.NAME_WORDS] == _names(batch, digest)).all(axis=1)
         sizes, places = rows[:, layout.SIZES], rows[:, layout.PLACE]
-        is_mine &= sizes & np.uint64(layout.KEY_BYTES_MASK) == key_bytes
-        lengths = (sizes >> np.uint64(layout.LENGTH_SHIFT)).astype(np.int64)
-        lengths[~(is_there & is_whole & is_mine)] = 0
-        offsets = (places & np.uint64(layout.START_MASK)) * np.uint64(UNIT_BYTES)
+        is_mine &= sizes & _KEY_BYTES_MASK == key_bytes
+        is_whole = rows[:, layout.SUM] == _sums(rows)
+        is_whole &= rows[:, layout.SEQUENCE] & _ONE == 0
+        lengths = (sizes >> _LENGTH_SHIFT).view(np.int64)
+        odd = 0
+        if not (is_mine & is_whole).all():
+            is_there = same.any(axis=1)
+            lengths[~(is_there & is_whole & is_mine)] = 0
+            odd = int(np.count_nonzero(is_there & ~is_whole))
         return FoundMany(
             slots=slots,
             sequences=rows[:, layout.SEQUENCE],
             checksums=rows[:, layout.CHECKSUM],
             generations=rows[:, layout.GENERATION],
-            segments=(places >> np.uint64(layout.SEGMENT_SHIFT)).astype(np.int64),
-            offsets=offsets.astype(np.int64),
+            segments=(places >> _SEGMENT_SHIFT).view(np.int64),
+            offsets=((places & _START_MASK) * _UNIT_BYTES).view(np.int64),
             lengths=lengths,
-            odd=int(np.count_nonzero(is_there & ~is_whole)),
+            odd=odd,
         )
+
+
+def _names(batch: KeyBatch, digest: bytes) -> NDArray[np.uint64]:
+    """What the name words of an entry are for each key of this namespace."""
+    named = np.zeros((len(batch), layout.NAME_BYTES), dtype=np.uint8)
+    named[:, : layout.DIGEST_BYTES] = np.frombuffer(digest, np.uint8, layout.DIGEST_BYTES)
+    keys = np.frombuffer(batch.packed, dtype=np.uint8).reshape(-1, batch.key_bytes)
+    named[:, layout.DIGEST_BYTES : layout.DIGEST_BYTES + batch.key_bytes] = keys
+    return named.view(np.uint64)
 
 
 def _sums(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:

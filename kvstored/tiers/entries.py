@@ -34,7 +34,9 @@ SUPERBLOCK_BYTES = UNIT_BYTES
 SEQUENCE, CHECKSUM, GENERATION, PLACE, SIZES, SUM = 0, 1, 2, 13, 14, 15
 """Words of an entry."""
 DIGEST_WORDS, KEY_WORDS = slice(3, 5), slice(5, 13)
+NAME_WORDS = slice(DIGEST_WORDS.start, KEY_WORDS.stop)
 DIGEST_BYTES = 16
+NAME_BYTES = 8 * (NAME_WORDS.stop - NAME_WORDS.start)
 COVERED = slice(8, 120)
 """Bytes of an entry that its own checksum covers."""
 SEGMENT_SHIFT, LENGTH_SHIFT = 32, 8

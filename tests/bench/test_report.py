@@ -6,10 +6,10 @@ from bench.peers.contestants import (
     CONTESTANTS,
     COPY_2,
     HASHED,
+    OURS,
     OURS_COLD,
     REDIS,
     UNCHECKED,
-    VERIFIED,
     VIEWS,
 )
 from bench.peers.figures import Failed, Figure, Measured
@@ -47,14 +47,14 @@ def test_a_target_without_its_cells_is_neither_met_nor_missed() -> None:
 def test_targets_compare_with_the_ceiling_of_their_own_visit() -> None:
     figures = [
         _figure(UNCHECKED, 0.95),
-        _figure(VERIFIED, 0.50),
+        _figure(OURS, 0.50),
         _figure(HASHED, 0.60),
         _figure(VIEWS, 4.0),
         _figure(OURS_COLD, 0.81, medium=COLD),
-        _figure(VERIFIED, 0.79, verb=PUT),
+        _figure(OURS, 0.79, verb=PUT),
     ]
     found = _by_name(checked(figures, {}))
-    assert found["get 1 MiB x 64, unchecked / shm copy"].is_met is True
+    assert found["get 1 MiB x 64, leased, unchecked / shm copy"].is_met is True
     hashed = found["get 1 MiB x 64, kvstored / copy + xxh3"]
     assert hashed.is_met is False
     assert hashed.measured == 0.50 / 0.60
@@ -67,10 +67,10 @@ def test_single_calls_are_compared_with_redis_and_every_peer_by_time() -> None:
     shape = Shape(4096, 1, 1)
     figures = [
         _figure(REDIS, 0.01, shape=shape),
-        _figure(VERIFIED, 0.021, shape=shape),
+        _figure(OURS, 0.021, shape=shape),
         _figure(REDIS, 0.02, shape=shape, verb=PUT),
         _figure("OpenLake", 0.01, shape=shape, verb=PUT),
-        _figure(VERIFIED, 0.019, shape=shape, verb=PUT),
+        _figure(OURS, 0.019, shape=shape, verb=PUT),
     ]
     found = _by_name(checked(figures, {}))
     assert found["get 4 KiB x 1: p50 / Redis"].is_met is True
@@ -79,7 +79,7 @@ def test_single_calls_are_compared_with_redis_and_every_peer_by_time() -> None:
 
 def test_four_clients_together_are_compared_with_two_threads() -> None:
     four = Shape(MIB, 64, 4)
-    figures = [_figure(UNCHECKED, 1.6, shape=four), _figure(COPY_2, 1.7)]
+    figures = [_figure(OURS, 1.6, shape=four), _figure(COPY_2, 1.7)]
     found = _by_name(checked(figures, {}))
     assert found["get 1 MiB x 64, 4 clients together / 2-thread copy"].is_met is True
 
@@ -92,7 +92,7 @@ def test_probes_are_checked_against_their_bounds() -> None:
 
 def test_where_a_peer_is_ahead_views_do_not_count_and_neither_do_libraries() -> None:
     figures = [
-        _figure(VERIFIED, 0.5),
+        _figure(OURS, 0.5),
         _figure(UNCHECKED, 0.6),
         _figure(VIEWS, 9.0),
         _figure("OpenLake", 0.9),
@@ -104,7 +104,7 @@ def test_where_a_peer_is_ahead_views_do_not_count_and_neither_do_libraries() -> 
 
 def test_the_report_names_what_is_missing_and_what_failed_with_the_reason() -> None:
     run = Run({"cpu": "a"}, {"rounds": "1"})
-    run.cells += [_cell(VERIFIED, 0.5), _cell(REDIS, 0.1), _cell(VERIFIED, 0.4, PUT)]
+    run.cells += [_cell(OURS, 0.5), _cell(REDIS, 0.1), _cell(OURS, 0.4, PUT)]
     run.failures.append(Failed(0, "OpenLake", SHAPE, WARM, GET, "the worker died"))
     run.missing["LMCache"] = "install failed"
     text = tables(run)
@@ -119,7 +119,7 @@ def test_the_report_names_what_is_missing_and_what_failed_with_the_reason() -> N
     ):
         assert words in text
     facts = json.loads(json.dumps(run.to_json()))
-    assert [each["contestant"] for each in facts["figures"]] == [VERIFIED, REDIS, VERIFIED]
+    assert [each["contestant"] for each in facts["figures"]] == [OURS, REDIS, OURS]
     assert facts["failures"][0]["reason"] == "the worker died"
 
 
@@ -136,5 +136,5 @@ def test_every_contestant_has_a_name_of_its_own_and_a_verb_to_measure() -> None:
 
 def test_figures_are_drawn_into_a_file(tmp_path: Path) -> None:
     path = tmp_path / "figures.png"
-    plot([_figure(VERIFIED, 0.5), _figure(OURS_COLD, 0.5, medium=COLD)], path)
+    plot([_figure(OURS, 0.5), _figure(OURS_COLD, 0.5, medium=COLD)], path)
     assert path.read_bytes().startswith(b"\x89PNG")

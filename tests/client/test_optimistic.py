@@ -164,12 +164,23 @@ def test_removed_keys_miss_at_once_for_every_client(
         assert other.optimistic_reads().hits == 50 * 8
 
 
-def test_a_mutable_namespace_and_unverified_or_salted_reads_are_acquired(client: Client) -> None:
+def test_a_get_that_need_not_verify_goes_without_a_message_too(
+    client: Client, namespace: Namespace
+) -> None:
+    keys = put(namespace, 8)
+    before = calls(client)
+    got = namespace.get(keys, verify=False)
+    assert got.hits == client.optimistic_reads().hits == 8
+    assert got.verified
+    assert calls(client) == before
+    assert not namespace.get(keys, verify=False, optimistic=False).verified
+
+
+def test_a_mutable_namespace_and_salted_reads_are_acquired(client: Client) -> None:
     mutable = client.open_namespace(replace(spec_of(SIZE), model="mutable", mutable=True))
     assert mutable.get(put(mutable, 4)).hits == 4
     plain = client.open_namespace(spec_of(SIZE))
     keys = put(plain, 4)
-    assert plain.get(keys, verify=False).hits == 4
     assert plain.get(Keys.opaque(list(keys), extra_keys=["salt"])).hits == 0
     assert plain.get(keys, optimistic=False).hits == 4
     assert plain.get(keys, groups=["kv"]).hits == 4

@@ -1,6 +1,5 @@
 """kvstored over its local channel. A way of getting is one line of `WAYS`; puts are the same in all of them."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
-from bench.peers.environment import Missing, own
+from bench.peers.environment import own
 
 if TYPE_CHECKING:
     from kvstored.client import Keys, Namespace
@@ -17,9 +16,11 @@ if TYPE_CHECKING:
 Get = Callable[..., int]
 """(namespace, keys, buffers) to hits."""
 WAYS: dict[str, Get] = {
-    "verified": lambda space, keys, out: space.get(keys, out=out, optimistic=False).hits,
-    "unchecked": lambda space, keys, out: space.get(keys, out=out, verify=False).hits,
-    "optimistic": lambda space, keys, out: space.get(keys, out=out, optimistic=True).hits,
+    "default": lambda space, keys, out: space.get(keys, out=out).hits,
+    "leased": lambda space, keys, out: space.get(keys, out=out, optimistic=False).hits,
+    "unchecked": lambda space, keys, out: (
+        space.get(keys, out=out, optimistic=False, verify=False).hits
+    ),
     "views": lambda space, keys, _out: _viewed(space, keys),
 }
 SPARE = 3
@@ -44,10 +45,6 @@ class Daemon:
 
 
 def environment(way: str) -> Environment:
-    from kvstored.client import Namespace
-
-    if way == "optimistic" and way not in inspect.signature(Namespace.get).parameters:
-        raise Missing("this client has no get(optimistic=...)")
     return own()
 
 
@@ -72,18 +69,27 @@ class Ours(Store):
         self._client = Client(address)
         self._spaces: dict[int, Namespace] = {}
         self._way = way
+        self._whole: dict[int, Bytes] = {}
+
+    def buffers(self, count: int, block_bytes: int) -> list[Bytes]:
+        """Rows of one array, which is given as such."""
+        whole = np.zeros((count, block_bytes), np.uint8)
+        rows = list(whole)
+        self._whole[id(rows)] = whole
+        return rows
 
     def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
         from kvstored.client import Keys
 
-        put = self._space(buffers).put(Keys.opaque(keys), buffers)
+        put = self._space(buffers).put(Keys.opaque(keys), self._whole.get(id(buffers), buffers))
         if put.committed != len(keys):
             raise KeyError(f"not stored: {len(keys) - put.committed} blocks")
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
         from kvstored.client import Keys
 
-        hits = self._way(self._space(buffers), Keys.opaque(keys), buffers)
+        out = self._whole.get(id(buffers), buffers)
+        hits = self._way(self._space(buffers), Keys.opaque(keys), out)
         if hits != len(keys):
             raise KeyError(f"missed: {len(keys) - hits} blocks")
 
