@@ -36,6 +36,8 @@ log = logs.get("daemon")
 WHAT_IF_UNITS = (10 << 30) // UNIT_BYTES
 SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter lock asks for it after so long: the default of 5 ms is fifty calls."""
+_CALIBRATION_S = 10.0
+"""After the tiers are there: the first reads after a restart want the cores."""
 
 
 def run(config: Config) -> int:
@@ -208,7 +210,7 @@ class Daemon:
                 if tier in recovering:
                     await self._recover(tier)
                 tasks.create_task(grower.run(), name=f"growth of {tier.name.lower()}")
-            # a fifth of a second of the lane that reads the records
+            await asyncio.sleep(_CALIBRATION_S)
             self._store.speeds.calibrate(self._parts.tiers.arena_lane)
 
     async def _recover(self, tier: TierId) -> None:

@@ -113,6 +113,13 @@ class LocalChannel:
     def borrow(self, timeout_s: float) -> LocalLink:
         if not self._slots.acquire(timeout=timeout_s):
             raise Busy(f"all connections are in use connections={CONNECTIONS_MAX}")
+        return self._lent(timeout_s)
+
+    def borrow_another(self, timeout_s: float) -> LocalLink | None:
+        """For who has one already: None where all are in use, since two such callers could wait for each other."""
+        return self._lent(timeout_s) if self._slots.acquire(blocking=False) else None
+
+    def _lent(self, timeout_s: float) -> LocalLink:
         try:
             link = self._take_idle() or self._connected(timeout_s)
             try:

@@ -13,7 +13,7 @@ from kvstored.client.address import default_address
 from kvstored.client.bulk import BulkPool
 from kvstored.client.channel import LocalChannel
 from kvstored.client.links import Link, Transport, opened
-from kvstored.client.local import LocalTransport
+from kvstored.client.local_transport import LocalTransport
 from kvstored.client.namespace import Namespace
 from kvstored.client.remote import RemoteTransport
 from kvstored.client.results import OptimisticReads

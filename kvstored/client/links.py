@@ -130,6 +130,10 @@ class Link(Protocol):
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult: ...
 
+    def get_each(self, calls: Sequence[GetCall], timeout_s: float) -> list[GetResult]:
+        """One after the other, but that a link that shares memory copies what one found while others load."""
+        ...
+
     def lease(self, call: GetCall, timeout_s: float) -> Leased: ...
 
     def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:

@@ -1,10 +1,8 @@
 """Put and get on one host: messages for the places, copies through mapped segments for the bytes."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -12,16 +10,13 @@ from numpy.typing import NDArray
 
 from kvstored.client.aside import AsidePuts
 from kvstored.client.carrying import Acquired
-from kvstored.client.channel import LocalChannel, LocalLink, Session
+from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.gpu import Pool, Pools, blocks_on_gpu
-from kvstored.client.keys import Keys
-from kvstored.client.lending import Borrowed
 from kvstored.client.links import GetCall, Glance, Leased, PutPart
 from kvstored.client.optimistic import Optimistic
-from kvstored.client.reports import Reports
 from kvstored.client.reserved import ReservedPuts
-from kvstored.client.results import Blocks, GetResult, OptimisticReads
+from kvstored.client.results import Blocks, GetResult
 from kvstored.client.rows import mapped_segments, privates_of, segments_of, shared_runs
 from kvstored.client.runs import (
     Privates,
@@ -50,7 +45,6 @@ Response = TypeVar("Response", bound=Message)
 BoolS = NDArray[np.bool_]
 
 
-_TELL_S = 2.0
 _RIDING_BYTES_MAX = 256 << 20
 """A lease on more does not wait for the next Acquire: it would keep that much from being evicted until then."""
 
@@ -65,47 +59,16 @@ _READ = {int(status): status for status in ReadStatus}
 _FILL = {int(status): status for status in FillStatus}
 
 
-class LocalTransport:
-    """The local channel, the mapped segments and the copying threads of one client in one process."""
+class Asked(NamedTuple):
+    """An Acquire whose answer was not taken yet, and the leases that it releases."""
 
-    def __init__(self, channel: LocalChannel, copy_threads: int) -> None:
-        self._channel = channel
-        self._segments = Segments()
-        self._pools = Pools()
-        self._copier = Copier(copy_threads)
-        self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
+    call: GetCall
+    asked_s: float
+    releases: Sequence[int]
 
-    def link(self, timeout_s: float) -> AbstractContextManager["LocalDataLink"]:
-        return Borrowed(self, timeout_s)
 
-    def borrow(self, timeout_s: float) -> "LocalDataLink":
-        link, clock = self._channel.borrow(timeout_s), self._channel.clock
-        return LocalDataLink(
-            link, self._segments, self._pools, self._copier, clock, self._optimistic
-        )
-
-    def give_back(self, lent: "LocalDataLink") -> None:
-        self._channel.give_back(lent.borrowed)
-
-    def optimistic_reads(self) -> OptimisticReads:
-        return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
-
-    def close(self) -> None:
-        self._optimistic.reports.close()
-        self._channel.close()
-        self._segments.clear()
-        self._pools.clear()
-        self._copier.close()
-
-    def forked(self) -> None:
-        self._channel.forked()
-
-    def _tell_read(self, digest: bytes, keys: Sequence[bytes]) -> None:
-        message = Keys(tuple(keys), unchained=True).message()
-        with self._channel.link(_TELL_S) as link:
-            session = link.session.token
-            request = pb.TouchRequest(session=session, namespace=digest, keys=message, read=True)
-            link.call("Touch", request, pb.TouchResponse, _TELL_S)
+GetEach = Callable[["LocalDataLink", Sequence[GetCall], float], list[GetResult]]
+"""By a link and another one, where there is one."""
 
 
 class LocalDataLink:
@@ -119,8 +82,10 @@ class LocalDataLink:
         copier: Copier,
         clock: Clock,
         optimistic: Optimistic,
+        get_each: "GetEach",
     ) -> None:
         self.borrowed = link
+        self._get_each = get_each
         self._optimistic = optimistic
         self._segments = segments
         self._pools = pools
@@ -163,9 +128,17 @@ class LocalDataLink:
 
     def get(self, call: GetCall, timeout_s: float) -> GetResult:
         """Acquire, copy, verify; the release rides on the next Acquire unless it holds much memory."""
+        return self.end_get(self.begin_get(call, timeout_s), timeout_s)
+
+    def get_each(self, calls: Sequence[GetCall], timeout_s: float) -> list[GetResult]:
+        return self._get_each(self, calls, timeout_s)
+
+    def begin_get(self, call: GetCall, timeout_s: float) -> Asked:
         call.request.lease_ttl_ms = _COPY_LEASE_MS + call.request.deadline_ms
-        asked_s = self._clock.elapsed_s()
-        answer = self._acquire(call, timeout_s)
+        return self._begin_acquire(call, timeout_s)
+
+    def end_get(self, asked: Asked, timeout_s: float) -> GetResult:
+        call, asked_s, answer = asked.call, asked.asked_s, self._end_acquire(asked)
         try:
             acquired = self._unpacked(call, answer, timeout_s)
             is_verified = call.verify or bool(answer.must_verify.strip(b"\0"))
@@ -310,16 +283,30 @@ class LocalDataLink:
         return corrupt
 
     def _acquire(self, call: GetCall, timeout_s: float) -> pb.AcquireResponse:
+        return self._end_acquire(self._begin_acquire(call, timeout_s))
+
+    def _begin_acquire(self, call: GetCall, timeout_s: float) -> Asked:
         call.request.session = self.session.token
-        releases = self.session.take_releases()
-        call.request.release = pack_u64(releases)
+        asked = Asked(call, self._clock.elapsed_s(), self.session.take_releases())
+        call.request.release = pack_u64(asked.releases)
         try:
-            return self.call("Acquire", call.request, pb.AcquireResponse, timeout_s)
+            self.borrowed.connection.begin("Acquire", call.request, timeout_s)
         except KvstoredError:
-            # Whether they were released is not known; releasing twice does no harm.
-            for lease in releases:
-                self.session.release_later(lease)
+            self._release_again(asked)
             raise
+        return asked
+
+    def _end_acquire(self, asked: Asked) -> pb.AcquireResponse:
+        try:
+            return self.borrowed.connection.end("Acquire", pb.AcquireResponse)
+        except KvstoredError:
+            self._release_again(asked)
+            raise
+
+    def _release_again(self, asked: Asked) -> None:
+        """Whether they were released is not known; releasing twice does no harm."""
+        for lease in asked.releases:
+            self.session.release_later(lease)
 
     def _unpacked(self, call: GetCall, answer: pb.AcquireResponse, timeout_s: float) -> Acquired:
         packed = PackedPieces(answer.extent_counts, answer.extents, answer.sizes)

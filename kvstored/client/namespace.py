@@ -17,7 +17,8 @@ from kvstored.client.links import (
     milliseconds,
 )
 from kvstored.client.namespace_calls import NamespaceCalls
-from kvstored.client.optimistic import completed, seed_if_shown
+from kvstored.client.optimistic import seed_if_shown
+from kvstored.client.parts import completed, cut, merged
 from kvstored.client.results import GetResult, OpenedNamespace, PutResult
 from kvstored.client.rows import (
     Rows,
@@ -59,6 +60,7 @@ class Namespace(NamespaceCalls):
         super().__init__(client, facts, session)
         self._seed = seed_if_shown(self.digest, self.spec)
         self._required = selection_of(self.spec, None)
+        self._block_bytes = sum(group.bytes_per_block for group in self.spec.groups)
 
     # ---- bytes
 
@@ -175,9 +177,18 @@ class Namespace(NamespaceCalls):
         """
         wait_s = self._timeout_s(timeout_s)
 
-        def acquired(glance: Glance) -> GetResult:
+        def call_of(glance: Glance) -> GetCall:
             call = self._acquire(glance.keys, groups, shard, wait, load_deadline_s, 0, exact=exact)
-            return link.get(replace(call, out=glance.out, verify=verify), wait_s)
+            return replace(call, out=glance.out, verify=verify)
+
+        def acquired(glance: Glance) -> GetResult:
+            # what could not be seen is not in memory: it is read in parts where it is much
+            may_load = may and wait and link.shares_memory
+            parts = cut(len(glance.keys), self._block_bytes if may_load else 0)
+            if len(parts) == 1:
+                return link.get(call_of(glance), wait_s)
+            calls = [call_of(glance.part(part)) for part in parts]
+            return merged(list(zip(parts, link.get_each(calls, wait_s), strict=True)))
 
         glance = Glance(self.digest, self._seed or 0, checked(keys), out)
         may = self._may_glance(keys, groups, shard, optimistic)

@@ -2,7 +2,7 @@
 the private copy has its checksum. Everything else is read by Acquire.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -243,33 +243,6 @@ def seed_if_shown(digest: bytes, spec: NamespaceSpec) -> int | None:
     """What salts the fingerprints of a namespace, None for one that the daemon never shows."""
     layout = Layout(NamespaceId(0), digest, seed(digest), spec)
     return layout.seed if layout.is_plain and not spec.mutable else None
-
-
-def completed(
-    glance: Glance,
-    seen: GetResult | None,
-    acquire: Callable[[Glance], GetResult],
-) -> GetResult:
-    """What was seen, with the rest acquired."""
-    if seen is None:
-        return acquire(glance)
-    rest = [i for i, status in enumerate(seen.status) if status is not _HIT]
-    if not rest:
-        return seen
-    got = acquire(glance.part(rest))
-    blocks, status, tiers = list(seen.blocks), list(seen.status), bytearray(seen.tiers)
-    generations = list(seen.generations)
-    for j, i in enumerate(rest):
-        blocks[i], status[i], tiers[i] = got.blocks[j], got.status[j], got.tiers[j]
-        generations[i] = got.generations[j]
-    return GetResult(
-        blocks=tuple(blocks),
-        status=tuple(status),
-        tiers=bytes(tiers),
-        generations=tuple(generations),
-        miss_reason=got.miss_reason,
-        corrupt=got.corrupt,
-    )
 
 
 def _index_of(link: LocalLink, timeout_s: float) -> Index | None:

@@ -221,6 +221,9 @@ class RemoteLink:
         with self._transport.within(self._session, timeout_s):
             return self._get(call, timeout_s)
 
+    def get_each(self, calls: Sequence[GetCall], timeout_s: float) -> list[GetResult]:
+        return [self.get(call, timeout_s) for call in calls]
+
     def glance(self, glance: Glance, timeout_s: float) -> None:
         """Nothing is shared with a daemon on another host."""
         return

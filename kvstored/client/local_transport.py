@@ -1,0 +1,83 @@
+"""What the links of one client to the daemon on its own host share: the channel, the mapped segments, the copying threads."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from kvstored.client.channel import LocalChannel, LocalLink
+from kvstored.client.copying import Copier
+from kvstored.client.gpu import Pools
+from kvstored.client.keys import Keys
+from kvstored.client.lending import Borrowed
+from kvstored.client.links import GetCall
+from kvstored.client.local import LocalDataLink
+from kvstored.client.optimistic import Optimistic
+from kvstored.client.parts import got_in_turns
+from kvstored.client.reports import Reports
+from kvstored.client.results import GetResult, OptimisticReads
+from kvstored.client.segments import Segments
+from kvstored.pb import kvstored_pb2 as pb
+
+_TELL_S = 2.0
+
+
+class LocalTransport:
+    """The local channel, the mapped segments and the copying threads of one client in one process."""
+
+    def __init__(self, channel: LocalChannel, copy_threads: int) -> None:
+        self._channel = channel
+        self._segments = Segments()
+        self._pools = Pools()
+        self._copier = Copier(copy_threads)
+        self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
+
+    def link(self, timeout_s: float) -> AbstractContextManager[LocalDataLink]:
+        return Borrowed(self, timeout_s)
+
+    def borrow(self, timeout_s: float) -> LocalDataLink:
+        return self._lent(self._channel.borrow(timeout_s))
+
+    def get_each(
+        self, link: LocalDataLink, calls: Sequence[GetCall], timeout_s: float
+    ) -> list[GetResult]:
+        another = self._channel.borrow_another(timeout_s)
+        if another is None:
+            return got_in_turns([link], calls, timeout_s)
+        try:
+            return got_in_turns([link, self._lent(another)], calls, timeout_s)
+        finally:
+            self._channel.give_back(another)
+
+    def _lent(self, link: LocalLink) -> LocalDataLink:
+        return LocalDataLink(
+            link,
+            self._segments,
+            self._pools,
+            self._copier,
+            self._channel.clock,
+            self._optimistic,
+            self.get_each,
+        )
+
+    def give_back(self, lent: LocalDataLink) -> None:
+        self._channel.give_back(lent.borrowed)
+
+    def optimistic_reads(self) -> OptimisticReads:
+        return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
+
+    def close(self) -> None:
+        self._optimistic.reports.close()
+        self._channel.close()
+        self._segments.clear()
+        self._pools.clear()
+        self._copier.close()
+
+    def forked(self) -> None:
+        self._channel.forked()
+
+    def _tell_read(self, digest: bytes, keys: Sequence[bytes]) -> None:
+        message = Keys(tuple(keys), unchained=True).message()
+        with self._channel.link(_TELL_S) as link:
+            session = link.session.token
+            request = pb.TouchRequest(session=session, namespace=digest, keys=message, read=True)
+            link.call("Touch", request, pb.TouchResponse, _TELL_S)
