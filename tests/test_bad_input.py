@@ -33,7 +33,7 @@ SEED = int(os.environ.get("KVSTORED_TEST_SEED", "0"))
 SETTINGS = {
     "limits.quarantine": "1s",
     "limits.fill_ttl": "60s",
-    "limits.resume_ttl": "200ms",
+    "limits.resume_ttl": "1s",
     "dram.segment": "32MiB",
 }
 DYING = """

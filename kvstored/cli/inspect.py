@@ -26,7 +26,8 @@ from kvstored.core.types import TierId
 from kvstored.errors import InvalidArgument, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 
-_POLL_WAIT_MS = 10_000
+_POLL_WAIT_MS = 1_000
+"""An interrupt that comes just before the wait begins is seen at its end."""
 _EVENTS_MAX = 1024
 _RETRY_S = 0.2
 

@@ -148,10 +148,13 @@ class Catalog:
         """Per key: bit t where tier t holds all required parts, bit 7 where it is readable at all; and its generation."""
         return self.looking.locate(ns, keys)
 
-    def acquire(self, call: Acquire, now_s: float) -> Acquired:
-        """A lease over the readable keys; what must be loaded first is told. Follow with `grant`."""
+    def acquire(self, call: Acquire, now_s: float, *, touch: bool = True) -> Acquired:
+        """A lease over the readable keys, which are touched; what must be loaded first is told. Follow with `grant`."""
         self._know(call.session)
-        return self._leases.acquire(call, now_s)
+        acquired = self._leases.acquire(call, now_s)
+        if touch and len(acquired.hits):
+            self.books.touch(acquired.hits, TouchEvent.HIT, now_s)
+        return acquired
 
     def grant(self, lease: int, now_s: float) -> Grant:
         """What a fresh lease can read now; the rest leaves it. A lease that reads nothing ends (id 0)."""

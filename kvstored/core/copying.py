@@ -127,8 +127,9 @@ def targets_of(copying: Copying) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Acquired:
     """A lease in the making. `loads` are new copies to carry, `pending` every target copy row (of these and of earlier ones
-    still under way) to wait for before `grant`."""
+    still under way) to wait for before `grant`, `hits` the block rows that it reads, head to tail."""
 
     lease: int
     loads: list[Copying]
     pending: list[int]
+    hits: Rows

@@ -19,7 +19,6 @@ from kvstored.core.calls import (
     ReadPiece,
     ReadStatus,
     Reason,
-    TouchEvent,
 )
 from kvstored.core.carriage import Carriage
 from kvstored.core.columnar import Grant, ReadMany
@@ -112,10 +111,8 @@ class Leases:
             lease.copies.append(copies)
             lease.tiers.append(tier)
             lease.reasons.append(reason)
-        hit = np.asarray([row for row in lease.blocks if row >= 0], dtype=np.int32)
-        if len(hit):
-            self._books.touch(hit, TouchEvent.HIT, now_s)
-        return Acquired(lease.id, loads, pending)
+        hits = np.asarray([row for row in lease.blocks if row >= 0], dtype=np.int32)
+        return Acquired(lease.id, loads, pending, hits)
 
     def _acquire_many(
         self, lease: Lease, call: Acquire, rows: Rows, found: Found, now_s: float
@@ -132,10 +129,9 @@ class Leases:
         loading = [copy for run in runs for copy in run.target_copies.tolist()]
         many = read_many(books, call, rows, found, loading, self.miss_reason)
         begin_reading(books, many.copies[many.hits & found.is_cold], READ_TIER)
-        if (hits := many.hits).any():
-            books.touch(rows[hits], TouchEvent.HIT, now_s)
         lease.many = many
-        return Acquired(lease.id, list(runs), [*found.coming.tolist(), *loading])
+        pending = [*found.coming.tolist(), *loading]
+        return Acquired(lease.id, list(runs), pending, rows[many.hits])
 
     def _hold(self, call: Acquire, rows: Rows) -> Rows:
         """Before anything is loaded: else a load evicts what the next key reads."""

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason
+from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason, TouchEvent
 from kvstored.core.columnar import Grant, ReadMany
+from kvstored.core.copying import Acquired
 from kvstored.core.naming import readable_keys
 from kvstored.core.types import NamespaceId, Place, SessionId, TierId, chosen_keys
 from kvstored.core.usage import needs_no_look
@@ -32,13 +33,18 @@ class Reads:
 
         Cancelled, it gives its lease back; the loads go on, they are worth having.
         """
-        shell = self._shell
-        acquired = shell.catalog.acquire(call, shell.now_s())
+        shell, now_s = self._shell, self._shell.now_s()
+        acquired = shell.catalog.acquire(call, now_s, touch=False)
         shell.apply()
+        shell.unsettled.append(lambda: self._touch(acquired, now_s))
         self._mover.start(acquired.loads, Urgency.DEMAND, keys=call.keys)
         try:
-            await self._flights.wait(acquired.pending, wait_s)
-            grant = shell.catalog.grant(acquired.lease, shell.now_s())
+            # what is there already is answered before its use is written down
+            catalog = shell.behind
+            if acquired.pending:
+                await self._flights.wait(acquired.pending, wait_s)
+                catalog = shell.catalog
+            grant = catalog.grant(acquired.lease, shell.now_s())
             shell.apply()
             if grant.many is None and len(grant.single) != len(call.keys):
                 raise LeaseLost("the lease ran out while its blocks were being loaded")
@@ -53,6 +59,10 @@ class Reads:
             self.release(call.session, [acquired.lease])
             return Grant(0, blocks)
         return Grant(grant.lease, blocks)
+
+    def _touch(self, acquired: Acquired, now_s: float) -> None:
+        if len(acquired.hits):
+            self._shell.behind.books.touch(acquired.hits, TouchEvent.HIT, now_s)
 
     async def acquire_in_hbm(self, call: Acquire, *, wait_s: float) -> Grant:
         """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first."""

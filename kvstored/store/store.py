@@ -311,7 +311,7 @@ class Store:
         if grant.many is not None:
             self._count_many(grant.many, call, layout)
             return
-        depths, tokens = positions(self.shell.catalog.books, layout.id, call.keys)
+        depths, tokens = positions(self.shell.behind.books, layout.id, call.keys)
         keys_seen, tokens_seen = Counter[_Seen](), Counter[_Seen]()
         for block, valid in zip(grant.blocks, tokens.tolist(), strict=True):
             seen = (block.status, block.tier, block.reason)

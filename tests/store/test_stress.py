@@ -203,7 +203,7 @@ def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
             await janitor
         assert sum(caller.reads for caller in callers) > 50, "the storm read nothing"
         hbm_reads = sum(caller.hbm_reads for caller in callers)
-        assert hbm_reads > 50 or not hbm_blocks, "the storm read nothing on the GPU"
+        assert hbm_reads > 20 or not hbm_blocks, "the storm read nothing on the GPU"
         world.catalog.check()
         await world.check_nothing_leaked()
 
