@@ -37,7 +37,6 @@ NAMES_BYTES_MAX = 120_000
 """Of all descriptors' names: they travel in one variable, of which the kernel takes 128 KiB."""
 
 _NOFILE = 65536
-
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.1, 10.0
 _HEALTHY_S = 2.0
 """A child that was ready for so long did not crash in a loop: its next start is immediate again."""
