@@ -25,8 +25,9 @@ run: setup
 demo: setup
 	$(BIN)/python -m examples.smollm2 $(ARGS)
 
+# two processes, each file in one: most tests wait for daemons of their own; ARGS="-n 0 tests/client" for a part without
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # real engines in environments of their own (3 GB, minutes), made below the user's cache folder; a part: make e2e-vllm ARGS="-k turn"
 e2e: e2e-vllm e2e-transformers e2e-sglang e2e-lmcache

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,15 @@ def is_back(epoch: int) -> bool:
     return bool(stat["epoch"] != epoch and not stat["recovering"])
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores interrupts, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_events_follow_over_a_restart_and_end_with_the_cursor(name: str, daemon: Served) -> None:
     """It ended with the daemon's process."""
     kept = told("events")  # what is there already would fill the pipe
