@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import TouchEvent
+from kvstored.core.cold import Cold
 from kvstored.core.types import Part, Rows
 
 Mask = NDArray[np.bool_]
@@ -89,13 +90,20 @@ class Feedback:
         self._books = books
         self.limits = FeedbackLimits()
         self._tracks: dict[Part, _Track] = {}
+        self._cold = Cold(books)
+        self._told_s = -np.inf
         self._tokens = 0.0
         self._filled_s = -np.inf
 
-    @property
-    def is_on(self) -> bool:
-        """Whether an engine reported."""
-        return bool(self._tracks)
+    def is_heard(self, now_s: float) -> bool:
+        """Whether an engine reported so lately that it counts."""
+        return now_s - self._told_s <= 2 * HALF_LIFE_S
+
+    def settle(self, now_s: float) -> None:
+        """What left first for what was told long ago, or was used since, is ordinary again."""
+        if self._cold.is_due(now_s):
+            rows = self._cold.rows(now_s)
+            self._cold.clear(rows[~self.is_sunk(rows, now_s)])
 
     def selected(
         self, rows: Rows, part: Part, selected: Mask, weight: float, now_s: float
@@ -105,6 +113,7 @@ class Feedback:
         if not steps or not self._may_take(len(rows), now_s):
             return SHED
         known = rows >= 0
+        self._told_s = now_s
         rows, selected = rows[known], selected[:, known]
         counts = selected.sum(axis=0)
         trailing = np.where(counts == steps, steps, np.argmin(selected[::-1], axis=0))
@@ -120,7 +129,7 @@ class Feedback:
         return self.selected(rows, part, (mass > EVEN_SHARE * even)[np.newaxis], weight, now_s)
 
     def is_sunk(self, copies: Rows, now_s: float) -> Mask:
-        """Which of these copies were not selected for long: they may leave before others of about the same worth."""
+        """Which of these copies were not selected for long, and not used since: they may leave before others of about the same worth."""
         table = self._books.copies
         blocks, parts = table.block[copies], table.part[copies]
         sunk: Mask = np.zeros(len(copies), dtype=np.bool_)
@@ -128,6 +137,7 @@ class Feedback:
             mine = (parts == int(part)) & (blocks >= 0) & (blocks < len(track.low))
             at = blocks[mine]
             idle = track.unselected[at] >= self.limits.sink_steps
+            idle &= self._books.blocks.last_s[at] <= track.at_s[at]
             sunk[mine] = idle & self._is_fresh(track, at, now_s)
         return sunk
 
@@ -171,13 +181,18 @@ class Feedback:
         kept = STEP_FADE**steps
         heat = faded * kept + share * (1 - kept)
         streak = np.where((trailing == steps) & fresh, track.streak[rows] + trailing, trailing)
-        unselected = np.where((idle == steps) & fresh, track.unselected[rows] + idle, idle)
+        unused = self._books.blocks.last_s[rows] <= track.at_s[rows]
+        goes_on = (idle == steps) & fresh & unused
+        unselected = np.where(goes_on, track.unselected[rows] + idle, idle)
         track.raised_s[rows] = np.where(fresh, track.raised_s[rows], -np.inf)
         track.low[rows], track.at_s[rows], track.heat[rows] = lows, now_s, heat
         track.streak[rows], track.unselected[rows] = streak, unselected
         stable = rows[(streak >= self.limits.stable_steps) & (heat >= HOT)]
         stable = stable[now_s - track.raised_s[stable] >= RAISE_S]
         track.raised_s[stable] = now_s
+        is_sunk = unselected >= self.limits.sink_steps
+        self._cold.clear_blocks(rows[~is_sunk], part)
+        self._cold.mark(rows[is_sunk], part)
         return self._raise(len(rows), stable, now_s)
 
     def _raise(self, known: int, stable: Rows, now_s: float) -> Reported:

@@ -17,6 +17,7 @@ from kvstored.core.plain_reads import are_movable
 from kvstored.core.policies.base import budget_of
 from kvstored.core.referring import is_behind
 from kvstored.core.space import units_of
+from kvstored.core.travel import parts_in_order
 from kvstored.core.types import UNIT_BYTES, Budget, Rows, TierId, as_rows
 
 REFUSALS_MAX = 16
@@ -74,6 +75,7 @@ class WriteBack:
             return []
         if not everything:
             bytes_max = min(bytes_max, self._admission.budget.left(now_s))
+        self._arrange()
         refusals_max = len(books.waiting) + 1 if everything else REFUSALS_MAX
         round_ = _Round(bytes_max, everything, refusals_max, now_s, [], [])
         while books.waiting and not round_.is_over():
@@ -90,7 +92,8 @@ class WriteBack:
         if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
             return
         left, units = self._admission.budget.left(now_s), 0
-        for copy in dict.fromkeys(islice(books.waiting, LOOKS_MAX)):
+        front = as_rows(list(islice(books.waiting, LOOKS_MAX)))
+        for copy in dict.fromkeys(parts_in_order(books, front).tolist()):
             is_waiting = copies.flags[copy] & WAITING and copies.state[copy] == READY
             if not is_waiting or copies.flags[copy] & CLEAN:
                 continue
@@ -105,6 +108,16 @@ class WriteBack:
             else:
                 left, units = left - own * UNIT_BYTES, units + own
                 yield copy, ""
+
+    def _arrange(self) -> None:
+        """What one call looks at comes in the order in which it goes down."""
+        waiting = self._books.waiting
+        front = as_rows(list(islice(waiting, LOOKS_MAX)))
+        ordered = parts_in_order(self._books, front)
+        if ordered is not front:
+            for _ in range(len(front)):
+                waiting.popleft()
+            waiting.extendleft(ordered[::-1].tolist())
 
     # ---- one by one
 

@@ -7,8 +7,9 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+from kvstored.core.census import count_slice, nobody
 from kvstored.core.copying import targets_of
-from kvstored.core.types import UNIT_BYTES, TierId
+from kvstored.core.types import UNIT_BYTES, Heat, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.errors import KvstoredError
 from kvstored.store import learned, written
@@ -42,6 +43,7 @@ COUNTER_BLOCKS = 256
 WRITTEN_S = 30.0
 LEARN_S, DIGEST_STEPS = 1.0, 8
 SAVE_S = 300.0
+CENSUS_S = 10.0
 LAG_S = 0.1
 
 
@@ -69,6 +71,7 @@ class Janitor:
             "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
             "policy state": self._every(SAVE_S, self.save_policy_once),
+            "census": self._every(CENSUS_S, self.count_classes_once),
             "loop watch": self._watch_loop(),
         } | (
             {}
@@ -174,6 +177,18 @@ class Janitor:
                 await shell.tiers.disk_lane.submit(lambda: flush(disk), Urgency.BACKGROUND)  # noqa: B023 - awaited in the same turn
             await asyncio.sleep(0)
             row = batch.following
+
+    async def count_classes_once(self) -> None:
+        """What there is of each temperature class in each tier."""
+        books, metrics, row = self._shell.catalog.books, self._shell.metrics, 0
+        counted = nobody()
+        while row >= 0:
+            row = count_slice(books, row, counted)
+            await asyncio.sleep(0)
+        for heat in Heat:
+            for tier in TierId:
+                metrics.class_copies[heat][tier].set(counted.copies[heat, tier])
+                metrics.class_bytes[heat][tier].set(counted.size_bytes[heat, tier])
 
     async def learn_once(self) -> None:
         """Tables of the policy are made here, never while somebody waits for an answer."""

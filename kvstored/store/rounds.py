@@ -84,8 +84,7 @@ class Rounds:
         for refusal, count in admission.take_refused().items():
             shell.counts["write_back_refused", refusal.value] += count
         self._carry_writes(done.writes)
-        for each in done.loads:
-            self._carry_load(each)
+        self._carry_loads(done.loads)
         return done
 
     def _write_bytes(self) -> int:
@@ -119,8 +118,11 @@ class Rounds:
 
         self._mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
-    def _carry_load(self, copying: Copying) -> None:
-        left, size_bytes = copies_in(copying), bytes_in(copying)
+    def _carry_loads(self, copying: Sequence[Copying]) -> None:
+        """Together: what lies together on the disk is read with few calls, dense parts before sparse ones."""
+        left, size_bytes = sum(map(copies_in, copying)), sum(map(bytes_in, copying))
+        if not left:
+            return
         self._paging_bytes += size_bytes
 
         def ended(there: int, failed: int) -> None:
@@ -130,4 +132,4 @@ class Rounds:
             self._shell.counts["prefetched_blocks", "done"] += there
             self._shell.counts["prefetched_blocks", "failed"] += failed
 
-        self._mover.start([copying], Urgency.BACKGROUND, ended=ended)
+        self._mover.start(copying, Urgency.BACKGROUND, ended=ended)

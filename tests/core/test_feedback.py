@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvstored.core.calls import Reason
+from kvstored.core.columns import FIRST
 from kvstored.core.feedback import (
     BURST_S,
     HALF_LIFE_S,
@@ -209,3 +210,88 @@ def test_it_is_never_the_only_criterion(policy: str) -> None:
     desk.gone()
     desk.put("é")
     assert left(desk) == [expected]
+
+
+def clean(policy: str, names: str, *, sink_steps: int = 8) -> Desk:
+    """Paths of one block each, the oldest first, that NVMe has too."""
+    desk = Desk(dram=len(names), nvme=2 * len(names), policy=policy)
+    for name in names:
+        desk.put(name)
+        desk.now_s += 1
+    desk.write_back()
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=sink_steps, stable_steps=1000)
+    desk.gone()
+    return desk
+
+
+MANY = "".join(chr(0x100 + i) for i in range(40))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_loses_nothing_leaves_first_however_late_its_policy_would_take_it(policy: str) -> None:
+    desk = clean(policy, MANY)
+    ordinary = order(desk)
+    unselected = ordinary[25::4]
+    report(desk, unselected, "", steps=8)
+    assert order(desk)[: len(unselected)] == unselected, (
+        "among themselves the order is the policy's"
+    )
+    for name in unselected:
+        desk.put(chr(ord(name) + 0x1000))
+        assert desk.tiers_of(name) == {TierId.NVME}, "a demotion, no loss"
+
+
+def order(desk: Desk) -> str:
+    books = desk.catalog.books
+    rows = books.policy.peek(DRAM, Budget.GLOBAL, desk.now_s, 1000)
+    names = [desk.name_of(books.fingerprint(int(books.copies.block[row]))) for row in rows]
+    return "".join(dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("what", ["selected", "used", "silence"])
+def test_a_cold_block_is_an_ordinary_one_again(policy: str, what: str) -> None:
+    """Once attention comes back, a request uses it, or nobody told of it for a minute."""
+    desk = clean(policy, MANY)
+    before = order(desk)
+    cold = before[-1]
+    report(desk, cold, "", steps=8)
+    assert order(desk)[0] == cold
+    if what == "selected":
+        report(desk, cold, cold)
+    elif what == "used":
+        desk.now_s += 1
+        desk.release(desk.read(cold))
+    else:
+        desk.now_s += 2 * HALF_LIFE_S + 1
+    desk.put("\u2000")
+    table = desk.catalog.books.copies
+    here = [copy for copy in desk.copies(cold) if int(table.tier[copy]) == DRAM]
+    if policy == "wa" and what == "used":  # which may think that it will not be used again
+        assert not here or not table.flags[here[0]] & FIRST
+        return
+    assert here, "it did not leave first"
+    assert not table.flags[here[0]] & FIRST
+    assert cold in order(desk)[1:], "but it may leave"
+
+
+def test_a_use_begins_the_count_of_steps_anew() -> None:
+    desk = full()
+    report(desk, "a", "", steps=7)
+    desk.now_s += 1
+    desk.release(desk.read("a"))
+    desk.now_s += 1
+    report(desk, "a", "", steps=7)
+    assert not desk.catalog.feedback.is_sunk(np.asarray(desk.copies("a")), desk.now_s)[0]
+    report(desk, "a", "")
+    assert desk.catalog.feedback.is_sunk(np.asarray(desk.copies("a")), desk.now_s)[0]
+
+
+def test_what_leaves_first_for_another_reason_does_not_stop_with_what_was_told() -> None:
+    desk = clean("lru", "abcd")
+    report(desk, "d", "", steps=8)
+    desk.catalog.retire(desk.ns)
+    desk.now_s += 2 * HALF_LIFE_S + 1
+    desk.put("x")
+    (dram,) = (c for c in desk.copies("d") if int(desk.catalog.books.copies.tier[c]) == DRAM)
+    assert desk.catalog.books.copies.flags[dram] & FIRST
