@@ -1,9 +1,11 @@
 """Temperature classes in the order of victims: which of the policy's next few leaves.
 
 P3 first: what attention left alone for long (cold.py has those that lose nothing by leaving). Then P2 in the policy's order, what an engine tagged
-as important a little later; P1, recent windows of running requests that could not be held, last. P0 is no candidate at all (sinks.py). Where no engine
-reported and every running request is held, the policy's own victim leaves, unlooked at: what it knows is not overruled by a class.
+a little later; P1, recent windows of running requests that could not be held, last. P0 is no candidate at all (sinks.py). Where no engine told
+anything and every running request is held, the policy's own victim leaves, unlooked at: what it knows is not overruled by a class.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,19 @@ AMONG = 16
 """Next victims among which what engines told decides: it is never the only criterion."""
 LATER_AMONG = 256
 """Next victims before which one of a recent window does not leave."""
-_UNREACHED, _UNSELECTED, _ORDINARY, _RECENT = range(4)
+_UNREACHED, _UNSELECTED, _ORDINARY, _TAGGED, _RECENT = range(5)
+
+
+class _Seen(NamedTuple):
+    """Of candidates in the policy's order: the rank of the class, least first; within how many places another may go before."""
+
+    rank: NDArray[np.int64]
+    reach: NDArray[np.float64]
+
+    def best(self) -> int:
+        """Place of the one that leaves."""
+        at = int(np.argmin(self.rank[: int(np.ceil(self.reach[0]))]))
+        return at if at < self.reach[0] else 0
 
 
 class Classes:
@@ -27,44 +41,46 @@ class Classes:
 
     def chosen(self, victim: int, tier: TierId, budget: Budget, now_s: float) -> int:
         """The policy's victim, which was taken out, or another one that leaves instead. All of them may be evicted."""
-        if not self._is_asked(now_s):
+        is_told, recent = self._is_told(now_s), self._books.recent
+        is_recent = recent.loose and int(self._books.copies.block[victim]) in recent
+        if not (is_told or is_recent):
             return victim
         policy = self._books.policy
-        told = self._feedback.is_heard(now_s)
-        among = [victim, *(policy.peek(tier, budget, now_s, AMONG - 1) if told else ())]
-        ranks = self._ranks(among, now_s)
-        if ranks.min() == _RECENT:
-            among = [victim, *policy.peek(tier, budget, now_s, LATER_AMONG - 1)]
-            ranks = self._ranks(among, now_s)
-        at = int(np.argmin(ranks))
+        most = LATER_AMONG if is_recent else AMONG
+        among = [victim, *policy.peek(tier, budget, now_s, most - 1)]
+        at = self._seen(among, now_s).best()
         if at:
             policy.offer(victim)
-        return int(among[at])
+        return among[at]
 
     def ordered(self, victims: list[int], now_s: float) -> list[int]:
         """The policy's next victims, in the order in which they would be `chosen`."""
-        if not self._is_asked(now_s):
+        if not (self._is_told(now_s) or self._books.recent.loose):
             return victims
         left, found = list(victims), list[int]()
-        ranks = self._ranks(left, now_s).tolist()
+        rank, reach = self._seen(left, now_s)
         while left:
-            width = AMONG if self._feedback.is_heard(now_s) else 1
-            at = int(np.argmin(ranks[:width]))
-            if ranks[at] == _RECENT:
-                at = int(np.argmin(ranks[:LATER_AMONG]))
+            at = _Seen(rank, reach).best()
             found.append(left.pop(at))
-            ranks.pop(at)
+            rank, reach = np.delete(rank, at), np.delete(reach, at)
         return found
 
-    def _is_asked(self, now_s: float) -> bool:
-        return bool(self._books.recent.loose) or self._feedback.is_heard(now_s)
+    def _is_told(self, now_s: float) -> bool:
+        return self._feedback.is_heard(now_s) or self._books.tags.is_heard(now_s)
 
-    def _ranks(self, copies: list[int], now_s: float) -> NDArray[np.int64]:
+    def _seen(self, copies: list[int], now_s: float) -> _Seen:
         books, rows = self._books, as_rows(copies)
-        ranks = np.full(len(rows), _ORDINARY)
+        blocks = books.copies.block[rows]
+        is_told = self._is_told(now_s)
+        rank = np.full(len(rows), _ORDINARY)
+        reach = np.full(len(rows), float(AMONG if is_told else 1))
+        if is_told:
+            warmth = books.tags.warmth(blocks, now_s)
+            rank[warmth > 0] = _TAGGED
+            reach[warmth > 0] = np.maximum(warmth[warmth > 0] * AMONG, 1)
+            rank[self._feedback.is_sunk(rows, now_s)] = _UNSELECTED
         if books.recent.loose:
-            ranks[books.recent.among(books.copies.block[rows])] = _RECENT
-        if self._feedback.is_heard(now_s):
-            ranks[self._feedback.is_sunk(rows, now_s)] = _UNSELECTED
-        ranks[books.copies.flags[rows] & FIRST != 0] = _UNREACHED
-        return ranks
+            is_recent = books.recent.among(blocks)
+            rank[is_recent], reach[is_recent] = _RECENT, LATER_AMONG
+        rank[books.copies.flags[rows] & FIRST != 0] = _UNREACHED
+        return _Seen(rank, reach)

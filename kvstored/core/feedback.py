@@ -45,12 +45,17 @@ class FeedbackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`selected`: (steps, keys), oldest first; or one step's `mass`. `layer` -1: not said."""
+    """`selected`: (steps, keys), oldest first; or one step's `mass`; `tags`: what each block holds, with one of the two or alone. `layer` -1: not said."""
 
     group: int
     layer: int
     selected: NDArray[np.bool_] | None
     mass: NDArray[np.float64] | None
+    tags: NDArray[np.uint8] | None = None
+
+    @property
+    def is_selection(self) -> bool:
+        return self.selected is not None or self.mass is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,16 @@ class Feedback:
         even = total / max(1, len(mass))
         return self.selected(rows, part, (mass > EVEN_SHARE * even)[np.newaxis], weight, now_s)
 
+    def tagged(self, rows: Rows, tags: NDArray[np.uint8], now_s: float) -> Reported:
+        """What blocks hold, as an engine says; rows of -1 are not known."""
+        if not self._may_take(len(rows), now_s):
+            return SHED
+        known = rows >= 0
+        self._books.tags.tell(rows[known], tags[known], now_s)
+        for part in self._tracks:
+            self._cold.clear_blocks(rows[known & (tags != 0)], part)
+        return Reported(True, int(np.count_nonzero(known)), NOTHING, NOTHING)
+
     def is_sunk(self, copies: Rows, now_s: float) -> Mask:
         """Which of these copies were not selected for long, and not used since: they may leave before others of about the same worth."""
         table = self._books.copies
@@ -138,6 +153,7 @@ class Feedback:
             at = blocks[mine]
             idle = track.unselected[at] >= self.limits.sink_steps
             idle &= self._books.blocks.last_s[at] <= track.at_s[at]
+            idle &= self._books.tags.warmth(at, now_s) == 0
             sunk[mine] = idle & self._is_fresh(track, at, now_s)
         return sunk
 
@@ -191,6 +207,7 @@ class Feedback:
         stable = stable[now_s - track.raised_s[stable] >= RAISE_S]
         track.raised_s[stable] = now_s
         is_sunk = unselected >= self.limits.sink_steps
+        is_sunk &= self._books.tags.warmth(rows, now_s) == 0
         self._cold.clear_blocks(rows[~is_sunk], part)
         self._cold.mark(rows[is_sunk], part)
         return self._raise(len(rows), stable, now_s)

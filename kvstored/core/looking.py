@@ -190,6 +190,9 @@ class Looking:
         heat = books.heat(block)
         use = [f"P{heat} {heat.name.lower()}", f"{hits} hit{'s' * (hits != 1)}"]
         use += ["leaves first"] * is_first
+        use += [
+            tag.name.lower().replace("_", " ") for tag in books.tags.of(block, now_s) if tag.name
+        ]
         use += ["being read"] * is_read + [f"held {held}x"] * bool(held)
         use += ["not exact"] * is_lossy(books, block)
         text = "; ".join([*words, ", ".join(use)])

@@ -16,6 +16,7 @@ from kvstored.core.columns import FILLING, READY, SINK, SUSPECT, Blocks, Copies,
 from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
+from kvstored.core.tags import Tags
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import (
     UNIT_BYTES,
@@ -53,6 +54,7 @@ class Tables:
         self.long_places: dict[int, Place] = {}
         self.partials: dict[int, set[int]] = {}
         self.recent = Windows()
+        self.tags = Tags(self.index)
         self.pin_holds: Counter[int] = Counter()
         self._needed: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._sink_blocks: Rows = np.zeros(64, dtype=np.int32)
