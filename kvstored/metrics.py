@@ -69,6 +69,9 @@ FACTS: Final[Mapping[str, Fact]] = {
     "write_back_refused": Fact(
         "write_back_refused_copies", "Copies not worth writing to NVMe, by why.", ("reason",)
     ),
+    "gathered_blocks": Fact(
+        "gathered_blocks", "Blocks written to NVMe again, to be read with fewer calls."
+    ),
     "evicted_copies": Fact("watermark_evicted_copies", "Copies that the evictor took.", ("tier",)),
     "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
     "corrupt_copies": Fact("corrupt_copies", "Copies dropped for a wrong checksum.", ("tier",)),

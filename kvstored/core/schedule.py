@@ -17,6 +17,7 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.columns import CLEAN
 from kvstored.core.copying import Copying
 from kvstored.core.eviction import Evictor
+from kvstored.core.grains import Grains
 from kvstored.core.page_ins import PageIns, Want
 from kvstored.core.plan import (
     Bounds,
@@ -40,6 +41,7 @@ class Scheduler:
         self._carriage = carriage
         self.admission = Admission(books)
         self.write_back = WriteBack(books, carriage, self.admission)
+        self.grains = Grains(books, carriage, self.admission)
         self.page_ins = PageIns(books, carriage.ahead)
 
     def run(self, bounds: Bounds, now_s: float) -> Round:
@@ -56,6 +58,8 @@ class Scheduler:
         writes: list[Copying] = []
         if bounds.write_bytes:
             writes = self.write_back.begin(bounds.write_bytes, now_s)
+        if bounds.gather_bytes:
+            writes += self.grains.begin(bounds.gather_bytes, now_s)
         return Round(evicted, writes, loads)
 
     def look(self, now_s: float, running: int, rows_max: int) -> Plan:

@@ -34,6 +34,7 @@ INDEX_SHARE_MAX = 0.85
 WRITE_BACK_S = 0.025
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
+GRAINS_S = 0.25
 PAGE_IN_S = 0.005
 RESIDENT_S = 0.01
 SETTLE_S = 0.25
@@ -63,6 +64,7 @@ class Janitor:
             "evictor": self._every(EVICT_S, self.make_room_once),
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
+            "grains": self._every(GRAINS_S, self.lay_together_once),
             "page-in": self._every(PAGE_IN_S, self.page_in_once),
             "prefetched": self._every(SETTLE_S, self.settle_once),
             "residents": self._every(RESIDENT_S, self.judge_once),
@@ -147,6 +149,9 @@ class Janitor:
 
     async def write_back_once(self) -> None:
         self._store.rounds.write_back()
+
+    async def lay_together_once(self) -> None:
+        self._store.rounds.gather()
 
     async def page_in_once(self) -> None:
         self._store.rounds.page_in()

@@ -45,6 +45,12 @@ class Rounds:
         if bounded := self._write_bytes():
             self._run(Bounds(write_bytes=bounded))
 
+    def gather(self) -> None:
+        """What is read with many small calls is laid together on NVMe, while nothing else is to be written."""
+        if (bounded := self._write_bytes()) and not self._write_backs:
+            counts, done = self._shell.counts, self._run(Bounds(gather_bytes=bounded))
+            counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
+
     def page_in(self) -> None:
         page_ins = self._shell.catalog.page_ins
         page_ins.expect(self._shell.now_s())
