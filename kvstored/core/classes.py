@@ -5,6 +5,7 @@ a little later; P1, recent windows of running requests that could not be held, l
 anything and every running request is held, the policy's own victim leaves, unlooked at: what it knows is not overruled by a class.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from kvstored.core.books import Books
 from kvstored.core.columns import FIRST
 from kvstored.core.feedback import Feedback
+from kvstored.core.plan import OBJECTIVES, Objective
+from kvstored.core.ties import leaves_first
 from kvstored.core.types import Budget, TierId, as_rows
 
 AMONG = 16
@@ -28,16 +31,17 @@ class _Seen(NamedTuple):
     rank: NDArray[np.int64]
     reach: NDArray[np.float64]
 
-    def best(self) -> int:
-        """Place of the one that leaves."""
-        at = int(np.argmin(self.rank[: int(np.ceil(self.reach[0]))]))
-        return at if at < self.reach[0] else 0
+    def best(self) -> NDArray[np.int64]:
+        """Places of those of the first class that may leave now, in the policy's order."""
+        near = self.rank[: int(np.ceil(self.reach[0]))]
+        return np.flatnonzero(near == near.min())
 
 
 class Classes:
     def __init__(self, books: Books, feedback: Feedback) -> None:
         self._books = books
         self._feedback = feedback
+        self.objectives: Sequence[Objective] = OBJECTIVES
 
     def chosen(self, victim: int, tier: TierId, budget: Budget, now_s: float) -> int:
         """The policy's victim, which was taken out, or another one that leaves instead. All of them may be evicted."""
@@ -48,7 +52,7 @@ class Classes:
         policy = self._books.policy
         most = LATER_AMONG if is_recent else AMONG
         among = [victim, *policy.peek(tier, budget, now_s, most - 1)]
-        at = self._seen(among, now_s).best()
+        at = self._best(self._seen(among, now_s), among)
         if at:
             policy.offer(victim)
         return among[at]
@@ -60,10 +64,18 @@ class Classes:
         left, found = list(victims), list[int]()
         rank, reach = self._seen(left, now_s)
         while left:
-            at = _Seen(rank, reach).best()
+            at = self._best(_Seen(rank, reach), left)
             found.append(left.pop(at))
             rank, reach = np.delete(rank, at), np.delete(reach, at)
         return found
+
+    def _best(self, seen: _Seen, copies: list[int]) -> int:
+        """The order within a class is the policy's; only of what attention left alone alike the objectives choose."""
+        places = seen.best()
+        if len(places) == 1 or seen.rank[places[0]] != _UNSELECTED:
+            return int(places[0])
+        rows = as_rows([copies[place] for place in places])
+        return int(places[leaves_first(self._books, rows, self.objectives)])
 
     def _is_told(self, now_s: float) -> bool:
         return self._feedback.is_heard(now_s) or self._books.tags.is_heard(now_s)

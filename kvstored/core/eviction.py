@@ -27,7 +27,7 @@ class Evictor:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.feedback = Feedback(books)
-        self._classes = Classes(books, self.feedback)
+        self.classes = Classes(books, self.feedback)
         self._shrinking: set[tuple[TierId, Budget]] = set()
         self.soft_pins: OrderedDict[int, tuple[Rows, Callable[[], bool]]] = OrderedDict()
 
@@ -133,7 +133,7 @@ class Evictor:
             is_shrinking = used > int(limit * limits.high) or (tier, budget) in self._shrinking
             left = used - int(limit * limits.low) if is_shrinking else 0
             victims = policy.peek(tier, budget, now_s, runs_max) if left > 0 else []
-            for victim in self._classes.ordered(victims, now_s):
+            for victim in self.classes.ordered(victims, now_s):
                 if left <= 0:
                     break
                 runs.append(victims_from(self._books, victim, left, 1 << 30))
@@ -171,7 +171,7 @@ class Evictor:
         self.feedback.settle(now_s)
         victim = self._books.policy.victim(tier, budget, now_s)
         if victim is not None:
-            victim = self._classes.chosen(victim, tier, budget, now_s)
+            victim = self.classes.chosen(victim, tier, budget, now_s)
         if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
             victim = self._victim_of_pins(tier, budget, now_s)
         if victim is None and tier is TierId.NVME:

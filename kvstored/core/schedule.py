@@ -23,6 +23,7 @@ from kvstored.core.plan import (
     Bounds,
     Decision,
     NodeMove,
+    Objective,
     PageIn,
     Plan,
     Round,
@@ -43,6 +44,11 @@ class Scheduler:
         self.write_back = WriteBack(books, carriage, self.admission)
         self.grains = Grains(books, carriage, self.admission)
         self.page_ins = PageIns(books, carriage.ahead)
+
+    def follow(self, objectives: Sequence[Objective]) -> None:
+        """The operator's order of them, for page-ins and for ties of victims and of what is written."""
+        self.page_ins.objectives = self.write_back.objectives = objectives
+        self._evictor.classes.objectives = objectives
 
     def run(self, bounds: Bounds, now_s: float) -> Round:
         """Room first, since page-ins need it; then what is to come up; then what is to be kept below."""
