@@ -26,8 +26,8 @@ class Cold:
     def mark(self, blocks: Rows, part: Part) -> None:
         """Copies of these blocks that lose nothing by leaving."""
         books, table = self._books, self._books.copies
-        rows = books.copies_of_many(blocks)
-        fine = (table.part[rows] == int(part)) & (table.state[rows] == READY)
+        rows = self._copies(blocks, part)
+        fine = table.state[rows] == READY
         fine &= (table.flags[rows] & (CLEAN | FIRST) == CLEAN) & (table.tier[rows] <= TierId.DRAM)
         rows = rows[fine]
         if len(rows):
@@ -63,8 +63,17 @@ class Cold:
     def clear_blocks(self, blocks: Rows, part: Part) -> None:
         """Attention came back to these."""
         if self.marked and len(blocks):
-            rows = self._books.copies_of_many(blocks)
-            self.clear(rows[self._books.copies.part[rows] == int(part)])
+            self.clear(self._copies(blocks, part))
+
+    def _copies(self, blocks: Rows, part: Part) -> Rows:
+        """In no order."""
+        table = self._books.copies
+        at = self._books.blocks.first_copy[blocks]
+        found: list[Rows] = []
+        while len(at := at[at >= 0]):
+            found.append(at[table.part[at] == int(part)])
+            at = table.next[at]
+        return np.concatenate(found) if found else at
 
     def _is_first_anyway(self, row: int) -> bool:
         books = self._books

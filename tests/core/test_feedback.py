@@ -11,7 +11,7 @@ from kvstored.core.feedback import (
     BURST_S,
     HALF_LIFE_S,
     RAISE_S,
-    REPORT_BLOCKS_MIN,
+    REPORT_BLOCKS,
     SHED,
     FeedbackLimits,
     Reported,
@@ -139,7 +139,7 @@ def test_parts_are_told_apart() -> None:
 
 def test_a_flood_of_reports_is_shed() -> None:
     desk = full()
-    desk.catalog.feedback.limits = FeedbackLimits(blocks_per_s=REPORT_BLOCKS_MIN)
+    desk.catalog.feedback.limits = FeedbackLimits(blocks_per_s=4 + REPORT_BLOCKS)
     taken = [report(desk, "abcd", "a").is_taken for _ in range(10)]
     assert taken.count(True) == BURST_S
     desk.now_s += 1
