@@ -123,6 +123,8 @@ class Feedback:
         counts = selected.sum(axis=0)
         trailing = np.where(counts == steps, steps, np.argmin(selected[::-1], axis=0))
         idle = np.where(counts == 0, steps, np.argmax(selected[::-1], axis=0))
+        if len(rows) and self._is_read_whole(rows.item(0), part):
+            idle[:] = 0
         return self._learn(rows, part, steps, counts / steps * weight, trailing, idle, now_s)
 
     def attended(
@@ -234,6 +236,11 @@ class Feedback:
             books.touch(stable, TouchEvent.HINT, now_s)
         fast = books.blocks.fast[stable]
         return Reported(True, known, stable, stable[(fast > 1) & (fast < 4)])
+
+    def _is_read_whole(self, block: int, part: Part) -> bool:
+        """By every step, whatever is selected (HCA-like groups): such a part is never cold for it."""
+        layout = self._books.layout_of(block)
+        return any(layout.spec.groups[g].resident for g in layout.groups_of(part))
 
     def _is_fresh(self, track: _Track, rows: Rows, now_s: float) -> Mask:
         """Told of this very block, and not long ago."""

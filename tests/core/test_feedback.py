@@ -1,5 +1,6 @@
 """Attention as advice: it reorders what is about to leave, raises what is selected all the time, and does nothing else."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -135,6 +136,18 @@ def test_parts_are_told_apart() -> None:
         for copy in desk.copies("b")
     }
     assert sunk == {Part.DENSE: False, Part.SPARSE: True}
+
+
+def test_what_every_step_reads_whole_is_not_cold_for_a_selection() -> None:
+    desk = Desk(spec_of("m", replace(LINEAR, resident=True), SPARSE), dram=8)
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=8)
+    desk.put("ab")
+    for part in (Part.DENSE, Part.SPARSE):
+        report(desk, "ab", "", steps=8, part=part)
+    table = desk.catalog.books.copies
+    for copy in desk.copies("b"):
+        is_sunk = desk.catalog.feedback.is_sunk(np.asarray([copy]), desk.now_s)[0]
+        assert is_sunk == (int(table.part[copy]) == Part.SPARSE)
 
 
 def test_a_flood_of_reports_is_shed() -> None:
