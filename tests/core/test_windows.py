@@ -48,6 +48,15 @@ def test_windows_leave_where_nothing_else_may() -> None:
     assert left(desk) == ["c"], "which is of no window: as the policy says"
 
 
+def test_a_run_of_victims_ends_below_a_window() -> None:
+    desk = Desk(spec_of("m", recent_tokens=BLOCK_TOKENS), dram=12, lease_share=0.1)
+    desk.put("abcdefgh")
+    run(desk, "abcd")
+    desk.put("xyz")
+    desk.put("123456")
+    assert left(desk) == ["h", "g", "f", "e", "z"]
+
+
 def test_the_window_slides_with_what_is_decoded() -> None:
     desk = Desk(spec_of("m", recent_tokens=BLOCK_TOKENS), dram=16, lease_share=1.0)
     desk.put("abc")
