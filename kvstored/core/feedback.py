@@ -96,13 +96,13 @@ class Feedback:
         self.limits = FeedbackLimits()
         self._tracks: dict[Part, _Track] = {}
         self._cold = Cold(books)
-        self._told_s = -np.inf
+        self._cold_s = -np.inf
         self._tokens = 0.0
         self._filled_s = -np.inf
 
     def is_heard(self, now_s: float) -> bool:
-        """Whether an engine reported so lately that it counts."""
-        return now_s - self._told_s <= 2 * HALF_LIFE_S
+        """Whether an engine told lately of blocks that attention leaves alone: else nobody has to look for them."""
+        return now_s - self._cold_s <= 2 * HALF_LIFE_S
 
     def settle(self, now_s: float) -> None:
         """What left first for what was told long ago, or was used since, is ordinary again."""
@@ -118,7 +118,6 @@ class Feedback:
         if not steps or not self._may_take(len(rows), now_s):
             return SHED
         known = rows >= 0
-        self._told_s = now_s
         rows, selected = rows[known], selected[:, known]
         counts = selected.sum(axis=0)
         trailing = np.where(counts == steps, steps, np.argmin(selected[::-1], axis=0))
@@ -223,6 +222,8 @@ class Feedback:
     ) -> None:
         """Blocks that were not selected for so many steps are cold, as far as they lose nothing by that; each is looked at once in as many steps."""
         steps = self.limits.sink_steps
+        if (unselected >= steps).any():
+            self._cold_s = now_s
         cold = rows[unselected // steps > before // steps]
         if len(cold):
             cold = cold[self._books.tags.warmth(cold, now_s) == 0]
