@@ -27,7 +27,7 @@ NEAR_BYTES = 64 << 10
 """What is nearer than that is read with one call anyway."""
 NODES_MAX = 64
 ROWS_MAX = 4096
-"""Nodes and blocks that one call looks at: a millisecond."""
+"""Nodes of the tree, and blocks in them, that one call looks at: a millisecond."""
 BLOCKS_MAX = 64
 """That one call writes again, and of one grain: three milliseconds."""
 
@@ -47,7 +47,9 @@ class Grains:
             return []
         begun: list[CopyRun] = []
         blocks_left = BLOCKS_MAX
-        for grain in list(self._next()):
+        for grain in list(
+            self._next()
+        ):  # what is beyond the bounds has its turn when the cursor comes round
             size_bytes = len(grain) * self._block_units(grain) * UNIT_BYTES
             if len(grain) > blocks_left or size_bytes > bytes_max:
                 continue
@@ -68,21 +70,20 @@ class Grains:
         return is_idle and self._admission.budget.state(now_s) is WriteState.OPEN
 
     def _next(self) -> Iterator[Rows]:
-        """Of the next nodes those grains that are worth it."""
+        """Of the next runs those grains that are worth it."""
         tree, rows_left = self._books.tree, ROWS_MAX
-        nodes = list(tree.nodes(self._cursor, NODES_MAX))
-        if not nodes:
-            self._cursor = 0
-        for node in nodes:
-            self._cursor = node.id + 1
-            spec = self._books.layout_of(node.tail).spec
-            most = min(COARSE_TOKENS // spec.block_tokens, BLOCKS_MAX)
-            if node.length < 2 or most < 2 or not self._books.layout_of(node.tail).is_plain:
-                continue
-            yield from self._grains_of(tree.run_of(node.tail), most)
-            rows_left -= node.length
+        tails, self._cursor = tree.tails_from(self._cursor, NODES_MAX)
+        for node, tail in tails:
             if rows_left <= 0:
+                self._cursor = node
                 return
+            layout = self._books.layout_of(tail)
+            most = min(COARSE_TOKENS // layout.spec.block_tokens, BLOCKS_MAX)
+            if most < 2 or not layout.is_plain:
+                continue
+            run = tree.run_of(tail)
+            rows_left -= len(run)
+            yield from self._grains_of(run, most)
 
     def _grains_of(self, run: Rows, most: int) -> Iterator[Rows]:
         depth = self._books.tree.depth[run]

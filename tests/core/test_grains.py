@@ -53,10 +53,10 @@ def are_together(desk: Desk, names: str) -> bool:
     return bool((np.diff(starts(desk, names)) == 1).all())
 
 
-def gather(desk: Desk) -> int:
-    """Blocks that were written again until there is nothing more to do."""
+def gather(desk: Desk, patience: int = 3) -> int:
+    """Blocks that were written again until there was nothing to do so many times."""
     count = idle = 0
-    while idle < 3:
+    while idle < patience:
         done = list(desk.catalog.scheduler.run(GATHER, desk.now_s).writes)
         idle = 0 if done else idle + 1
         count += sum(len(each) for each in done if isinstance(each, CopyRun))
@@ -143,6 +143,16 @@ def test_what_is_read_from_nvme_or_not_in_memory_is_left_alone() -> None:
     desk.catalog.drop_copy(first, Reason.DEMAND, desk.now_s)
     assert gather(desk) == GRAIN
     assert not are_together(desk, A[:GRAIN])
+
+
+def test_every_run_has_its_turn_however_few_blocks_one_call_looks_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstored.core.grains.ROWS_MAX", 1)
+    desk = strewn()
+    for path in (C, D):
+        desk.release(desk.read(path[:GRAIN]))
+    assert gather(desk, patience=8) == 4 * GRAIN
 
 
 def test_a_call_writes_no_more_than_its_bounds() -> None:
