@@ -14,7 +14,7 @@ from kvstored.core.admission import Admission
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.carriage import Carriage
-from kvstored.core.columns import READY, TARGET
+from kvstored.core.columns import READY
 from kvstored.core.copying import CopyRun
 from kvstored.core.space import units_of
 from kvstored.core.types import UNIT_BYTES, Budget, Rows, TierId
@@ -106,7 +106,6 @@ class Grains:
         fine = (table.tier[below] == int(TierId.NVME)) & (table.tier[above] == int(TierId.DRAM))
         for copies in (below, above):
             fine &= (table.state[copies] == READY) & (table.fills[copies] == 0)
-            fine &= table.flags[copies] & TARGET == 0
             piece = table.first_piece[copies]
             fine &= (pieces.next[piece] < 0) & (pieces.units[piece] > 0)
         fine &= table.readers[below] == 0

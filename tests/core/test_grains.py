@@ -139,9 +139,16 @@ def test_what_fails_is_written_back_as_ever(reason: Reason) -> None:
 
 def test_what_is_read_from_nvme_or_not_in_memory_is_left_alone() -> None:
     desk = strewn()
+    books = desk.catalog.books
+    (below,) = (c for c in desk.copies(B[5]) if int(books.copies.tier[c]) == NVME)
+    books.read(below)
     first, *_ = [c for c in desk.copies(A[3]) if int(desk.catalog.books.copies.tier[c]) == DRAM]
     desk.catalog.drop_copy(first, Reason.DEMAND, desk.now_s)
+    done = desk.catalog.scheduler.run(GATHER, desk.now_s).writes
+    assert not done
+    books.unread(below)
     assert gather(desk) == GRAIN
+    assert are_together(desk, B[:GRAIN])
     assert not are_together(desk, A[:GRAIN])
 
 

@@ -86,6 +86,16 @@ def test_a_row_that_another_block_got_is_of_no_window() -> None:
     assert (len(recent), recent.loose) == (0, 0)
 
 
+def test_a_window_that_slides_on_takes_no_row_along_that_another_block_got() -> None:
+    desk = Desk(spec_of("m", recent_tokens=3 * BLOCK_TOKENS), dram=3, lease_share=0.1)
+    desk.put("ab")
+    run(desk, "ab")
+    desk.put("xyz")
+    desk.catalog.extend_request(desk.session, b"r", desk.keys("x"), desk.now_s)
+    rows = desk.catalog.books.index.find(desk.keys("xyz").fingerprints)
+    assert desk.catalog.books.recent.among(rows).tolist() == [True, False, False]
+
+
 def test_a_block_is_of_a_window_until_the_last_of_its_requests_leaves_it() -> None:
     windows = Windows()
     windows.enter([1, 2], 7)
