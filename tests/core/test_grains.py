@@ -107,7 +107,7 @@ def test_a_grain_ends_where_paths_part_and_goes_on_when_they_are_one_again() -> 
 def test_nothing_is_written_again_without_such_a_stretch_below_the_high_watermark(
     free: int,
 ) -> None:
-    desk = strewn(nvme=4 * GRAIN + free)
+    desk = grown(Desk(SPEC, dram=400, nvme=4 * GRAIN + free, high=0.9))
     before = starts(desk, A[:GRAIN])
     assert gather(desk) == 0
     assert starts(desk, A[:GRAIN]) == before
