@@ -21,10 +21,9 @@ from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 
 _NAME = re.compile(r"slab-(\d{5})\.dat")
-_BUFFERS_MAX = 1024
-"""Neighbours moved by one system call (IOV_MAX)."""
 _RUN_BYTES_MAX = 4 << 20
-"""Of one system call, so that checking and decoding begin soon; a larger buffer goes alone. Beyond 1 MiB a call is no faster."""
+"""Of one system call, so that checking and decoding begin soon; a larger buffer goes alone. Beyond 1 MiB a call is no faster.
+Of units it takes 1,024, as many buffers as a call may have (IOV_MAX)."""
 BRIDGE_BYTES = 64 << 10
 """What lies between two pieces is read along, and left, where it is no more: it takes no longer than another call. Blocks that were made smaller by
 the codec lie so. Of all that is read it is at most half."""
@@ -318,18 +317,17 @@ def sync_directory(directory: Path) -> None:
 def _runs(jobs: Sequence[Job], bridge_bytes: int) -> list[list[Job]]:
     """Jobs that touch each other on the disk, or nearly, together."""
     runs: list[list[Job]] = []
-    wanted = left = buffers = end = 0
+    wanted = left = end = 0
     for job in sorted(jobs, key=lambda job: (job.segment, job.offset)):
         size, gap = len(job.view), job.offset - end
         is_next = bool(runs) and runs[-1][-1].segment == job.segment and 0 <= gap <= bridge_bytes
         is_next &= left + gap <= wanted and wanted + left + gap + size <= _RUN_BYTES_MAX
-        more = 1 if gap == 0 else 2
-        if is_next and buffers + more <= _BUFFERS_MAX:
+        if is_next:
             runs[-1].append(job)
-            wanted, left, buffers = wanted + size, left + gap, buffers + more
+            wanted, left = wanted + size, left + gap
         else:
             runs.append([job])
-            wanted, left, buffers = size, 0, 1
+            wanted, left = size, 0
         end = job.offset + size
     return runs
 
@@ -344,21 +342,17 @@ def _slot_runs(places: Places, bridge_bytes: int) -> Iterator[list[int]]:
     gap = start[1:] - start[:-1] - size
     bridge = min(bridge_bytes // UNIT_BYTES, size)  # so no more than half is read in vain
     is_next = (segment[1:] == segment[:-1]) & (gap >= 0) & (gap <= bridge)
-    most = max(1, min(_BUFFERS_MAX, _RUN_BYTES_MAX // (size * UNIT_BYTES)))
-    if (gap[is_next] > 0).any():
-        most = min(most, _BUFFERS_MAX // 2)
     for run in np.split(np.arange(len(order)), np.flatnonzero(~is_next) + 1):
-        for part in _parts_of(start[run] - start[run[0]] + size, most):
+        for part in _parts_of(start[run] - start[run[0]] + size):
             yield order[run[part]].tolist()
 
 
-def _parts_of(ends: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Stretches of a run of at most so many places, and bytes with what lies between; `ends`: in units from the run's begin."""
+def _parts_of(ends: NDArray[np.int64]) -> Iterator[slice]:
+    """Stretches of a run of places for one call each; `ends`: in units from the run's begin, the first of which is a place's size."""
     units_max, begin = _RUN_BYTES_MAX // UNIT_BYTES, 0
     while begin < len(ends):
         before = int(ends[begin] - ends[0])
         end = int(np.searchsorted(ends, before + max(units_max, int(ends[0])), side="right"))
-        end = max(begin + 1, min(end, begin + most))
         yield slice(begin, end)
         begin = end
 
