@@ -47,12 +47,11 @@ class Grains:
             return []
         begun: list[CopyRun] = []
         blocks_left = BLOCKS_MAX
-        for grain in list(
-            self._next()
-        ):  # what is beyond the bounds has its turn when the cursor comes round
+        for node, grain in self._next():
             size_bytes = len(grain) * self._block_units(grain) * UNIT_BYTES
             if len(grain) > blocks_left or size_bytes > bytes_max:
-                continue
+                self._cursor = node  # the next call goes on here
+                break
             run = self._together(grain, now_s)
             if run is not None:
                 begun.append(run)
@@ -69,8 +68,8 @@ class Grains:
         is_idle = has_disk and books.limits.writes_back and not books.waiting
         return is_idle and self._admission.budget.state(now_s) is WriteState.OPEN
 
-    def _next(self) -> Iterator[Rows]:
-        """Of the next runs those grains that are worth it."""
+    def _next(self) -> Iterator[tuple[int, Rows]]:
+        """Of the next runs those grains that are worth it, each with its node."""
         tree, rows_left = self._books.tree, ROWS_MAX
         tails, self._cursor = tree.tails_from(self._cursor, NODES_MAX)
         for node, tail in tails:
@@ -83,7 +82,8 @@ class Grains:
                 continue
             run = tree.run_of(tail)
             rows_left -= len(run)
-            yield from self._grains_of(run, most)
+            for grain in self._grains_of(run, most):
+                yield node, grain
 
     def _grains_of(self, run: Rows, most: int) -> Iterator[Rows]:
         depth = self._books.tree.depth[run]

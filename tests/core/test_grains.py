@@ -165,6 +165,19 @@ def test_every_run_has_its_turn_however_few_blocks_one_call_looks_at(
     assert gather(desk, patience=8) == 4 * GRAIN
 
 
+def test_the_next_call_goes_on_where_one_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One grain a call, one run a look: four runs, two of which have five grains each."""
+    monkeypatch.setattr("kvstored.core.grains.BLOCKS_MAX", GRAIN)
+    monkeypatch.setattr("kvstored.core.grains.NODES_MAX", 1)
+    desk = strewn(40)
+    calls = 0
+    while desk.catalog.admission.budget.spent(desk.now_s) < (4 + 2) * 40 * 4096:
+        desk.carry(list(desk.catalog.scheduler.run(GATHER, desk.now_s).writes))
+        desk.gone()
+        calls += 1
+        assert calls <= 2 * 5 + 4, "not one grain each time that the cursor comes round"
+
+
 def test_a_call_writes_no_more_than_its_bounds() -> None:
     desk = strewn()
     assert not desk.catalog.scheduler.run(Bounds(gather_bytes=GRAIN * 4096 - 1), desk.now_s).writes
