@@ -47,7 +47,8 @@ class Rounds:
 
     def gather(self) -> None:
         """What is read with many small calls is laid together on NVMe, while nothing else is to be written."""
-        if (bounded := self._write_bytes()) and not self._write_backs:
+        is_quiet = not self._write_backs and not self._shell.discards_waiting
+        if (bounded := self._write_bytes()) and is_quiet:
             counts, done = self._shell.counts, self._run(Bounds(gather_bytes=bounded))
             counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
 
