@@ -60,6 +60,15 @@ class Grains:
                 self._admission.budget.spend(run.size_bytes, now_s)
         return begun
 
+    def look(self, now_s: float) -> list[Rows]:
+        """Copies in memory of the grains that the next call would write, as far as its bounds go. Changes nothing."""
+        if not self._may_write(now_s):
+            return []
+        cursor = self._cursor
+        found = [self._above(grain) for _, grain in self._next()]
+        self._cursor = cursor
+        return found
+
     # ---- which
 
     def _may_write(self, now_s: float) -> bool:

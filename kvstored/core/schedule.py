@@ -154,6 +154,8 @@ class Scheduler:
             decision = Decision.REFUSE if why else Decision.ADMIT
             rows = as_rows([copy for copy, _ in found[part]])
             yield self._move(TierId.NVME, rows, decision, why or "worth it")
+        for rows in self.grains.look(now_s):
+            yield self._move(TierId.NVME, rows, Decision.ADMIT, "to lie together")
 
     def _move(self, tier: TierId, copies: Rows, decision: Decision, why: str) -> NodeMove:
         """`copies`: head first."""

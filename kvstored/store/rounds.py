@@ -47,10 +47,9 @@ class Rounds:
 
     def gather(self) -> None:
         """What is read with many small calls is laid together on NVMe, while nothing else is to be written."""
-        is_quiet = not self._write_backs and not self._shell.discards_waiting
-        if (bounded := self._write_bytes()) and is_quiet:
-            counts, done = self._shell.counts, self._run(Bounds(gather_bytes=bounded))
-            counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
+        if bounded := self._gather_bytes():
+            done = self._run(Bounds(gather_bytes=bounded))
+            self._shell.counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
 
     def page_in(self) -> None:
         page_ins = self._shell.catalog.page_ins
@@ -100,6 +99,11 @@ class Rounds:
         is_free = self._write_backs < WRITE_BACKS_MAX
         is_over = asyncio.get_running_loop().time() >= self._write_back_after_s
         return WRITE_BACK_BYTES if is_on and is_free and is_over else 0
+
+    def _gather_bytes(self) -> int:
+        """The same for what is there already: none while something else is written, or an old record is still to be removed."""
+        is_quiet = not self._write_backs and not self._shell.discards_waiting
+        return self._write_bytes() if is_quiet else 0
 
     def _load_bytes(self) -> int:
         """That may be begun from NVMe now."""

@@ -82,6 +82,16 @@ def test_a_shared_path_that_lies_strewn_is_laid_together_once() -> None:
     assert not are_together(desk, C[:GRAIN]), "nobody came back to it: it stays as it was written"
 
 
+def test_what_is_to_be_laid_together_is_shown_and_looking_changes_nothing() -> None:
+    desk = strewn()
+    for _ in range(2):
+        plan = desk.catalog.scheduler.look(desk.now_s, 0, 100)
+        shown = sorted((desk.name_of(each.head), each.blocks, each.why) for each in plan.writes)
+        assert shown == [(A[0], GRAIN, "to lie together"), (B[0], GRAIN, "to lie together")]
+    assert gather(desk) == 2 * GRAIN
+    assert not desk.catalog.scheduler.look(desk.now_s, 0, 100).writes
+
+
 def test_tails_of_less_than_half_a_grain_are_fine() -> None:
     desk = strewn(GRAIN + GRAIN // 2 - 1)
     assert gather(desk) == 2 * GRAIN
