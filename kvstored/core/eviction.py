@@ -171,7 +171,9 @@ class Evictor:
         self.feedback.settle(now_s)
         victim = self._books.policy.victim(tier, budget, now_s)
         if victim is not None:
-            victim = self.classes.chosen(victim, tier, budget, now_s)
+            chosen = self.classes.chosen(victim, tier, budget, now_s)
+            if chosen != victim:  # what is above it is not next
+                victim, most = chosen, 1
         if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
             victim = self._victim_of_pins(tier, budget, now_s)
         if victim is None and tier is TierId.NVME:

@@ -59,6 +59,19 @@ def test_what_was_not_selected_for_long_leaves_before_what_was() -> None:
     assert left(desk) == ["a"], "then the policy's order"
 
 
+def test_it_leaves_alone_where_those_above_it_were_selected() -> None:
+    """The run above it left with it, before what the policy would have taken."""
+    desk = Desk(dram=8)
+    for path in ("x", "y", "z", "abcde"):
+        desk.put(path)
+        desk.now_s += 1
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=8, stable_steps=1000)
+    report(desk, "abcde", "abcd", steps=8)
+    desk.gone()
+    desk.put("1234")
+    assert left(desk) == ["e", "x", "y", "z"]
+
+
 def test_a_few_steps_without_a_selection_say_nothing() -> None:
     desk = full()
     report(desk, "abcd", "abd", steps=7)
