@@ -122,6 +122,7 @@ def _simple(books: Books, at: Rows, run: Rows, fine: NDArray[np.bool_], units: i
     fine &= (blocks.holds[run] == 0) & (blocks.ns[run] == blocks.ns[run[0]])
     if books.recent.loose:  # of windows each leaves by itself, when nothing else is left
         fine[1:] &= ~books.recent.among(run[1:])
+    fine[1:] &= ~books.tags.ever(run[1:])  # and so does what others may have to leave before
     fine &= (copies.part[at] == copies.part[at[0]]) & (copies.part[at] != int(Part.CHECKPOINT))
     fine &= (copies.tier[at] == copies.tier[at[0]]) & (copies.state[at] == READY)
     fine &= (copies.readers[at] == 0) & (copies.fills[at] == 0)

@@ -52,6 +52,15 @@ class Tags:
         """Whether any tag may still count."""
         return now_s - self._told_s < LIFE_S
 
+    def ever(self, blocks: Rows) -> NDArray[np.bool_]:
+        """Which have a tag that was not taken away, however old."""
+        tagged: NDArray[np.bool_] = np.zeros(len(blocks), dtype=np.bool_)
+        if len(self._kinds):
+            known = np.minimum(blocks, len(self._kinds) - 1)
+            same = self._low[known] == self._index.fingerprints[known, 0]
+            tagged = (self._kinds[known] != 0) & same & (known == blocks)
+        return tagged
+
     def warmth(self, blocks: Rows, now_s: float) -> NDArray[np.float64]:
         """1 when told, half of it every HALF_LIFE_S; 0 without a tag."""
         warmth = np.zeros(len(blocks))

@@ -50,6 +50,17 @@ def test_a_tagged_block_is_passed_over_by_the_next_few_victims() -> None:
     assert left(desk, 3) == NAMES[1:4]
 
 
+def test_a_run_of_victims_ends_below_a_tagged_block() -> None:
+    desk = Desk(dram=8)
+    desk.put("abcde")
+    for name in "xyz":
+        desk.put(name)
+    tag(desk, "c")
+    desk.gone()
+    desk.put("1234")
+    assert [name for name, _ in desk.gone()] == ["e", "d", "x", "y"]
+
+
 def test_a_tag_fades_with_the_places_that_it_is_worth() -> None:
     """All but the last of so many are tagged: as many victims are looked at as the tag is still worth."""
     for age_s, places in ((0.0, AMONG), (HALF_LIFE_S, AMONG // 2), (2 * HALF_LIFE_S, AMONG // 4)):
