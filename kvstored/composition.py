@@ -104,6 +104,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
         relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
+        unpack_disk=disk.unpack if disk is not None else lambda _: [],
         coding=disk.coding if disk is not None else Coding(Codec.RAW),
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
         hbm=hbm,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.codec import planes
 from kvstored.codec.elements import Element, Words
@@ -128,15 +129,32 @@ def _encode_uniform(writer: Writer, values: Floats, tile: Tile, parameter: int) 
     return True
 
 
+def take_uniform(
+    reader: Reader, tile: Tile, parameter: int
+) -> tuple[Words, Words, NDArray[np.uint8]]:
+    """What the streams of a UNIFORM section hold: least value and scale of each group as the bits of float16, and a code a value, group by group."""
+    _grid_of(parameter, Corrupt)
+    groups, length = group_shape(tile, parameter)
+    low, scale = np.empty(groups, dtype="<u2"), np.empty(groups, dtype="<u2")
+    for side in (low, scale):
+        planes.decode(reader, side)
+    return low, scale, reader.take(groups * length)
+
+
+def uniform_values(
+    low: Words, scale: Words, codes: NDArray[np.uint8], tile: Tile, parameter: int
+) -> Floats:
+    """The values of the section, in its order."""
+    base, size = (side.view(np.float16).astype(np.float32)[:, None] for side in (low, scale))
+    coded = codes.reshape(group_shape(tile, parameter))
+    if _grid_of(parameter, Corrupt) is Grid.FP4:
+        four = _FP4[coded & np.uint8(7)]
+        return _ungrouped(np.where(coded & np.uint8(8), -four, four) * size, tile, parameter)
+    return _ungrouped(coded.astype(np.float32) * size + base, tile, parameter)
+
+
 def _decode_uniform(reader: Reader, tile: Tile, parameter: int) -> Floats:
-    grid = _grid_of(parameter, Corrupt)
-    shape = _group_shape(tile, parameter)
-    low, scale = (_take_halves(reader, shape[0])[:, None] for _ in range(2))
-    codes = reader.take(shape[0] * shape[1]).reshape(shape)
-    if grid is Grid.FP4:
-        size = _FP4[codes & np.uint8(7)]
-        return _ungrouped(np.where(codes & np.uint8(8), -size, size) * scale, tile, parameter)
-    return _ungrouped(codes.astype(np.float32) * scale + low, tile, parameter)
+    return uniform_values(*take_uniform(reader, tile, parameter), tile, parameter)
 
 
 def _take_halves(reader: Reader, count: int) -> Floats:
@@ -151,7 +169,7 @@ def _grid_of(parameter: int, error: type[Corrupt] | type[InvalidArgument]) -> Gr
     return Grid(parameter & ~BY_CHANNEL)
 
 
-def _group_shape(tile: Tile, parameter: int) -> tuple[int, int]:
+def group_shape(tile: Tile, parameter: int) -> tuple[int, int]:
     """Groups of up to 64 values of one token, or of one channel; where 64 does not divide, the whole line."""
     tiles, rows, columns = tile
     line = rows if parameter & BY_CHANNEL else columns
@@ -163,7 +181,7 @@ def _grouped(values: Floats, tile: Tile, parameter: int) -> Floats:
     shaped = values.reshape(tile)
     if parameter & BY_CHANNEL:
         shaped = shaped.swapaxes(1, 2)
-    return np.ascontiguousarray(shaped).reshape(_group_shape(tile, parameter))
+    return np.ascontiguousarray(shaped).reshape(group_shape(tile, parameter))
 
 
 def _ungrouped(grouped: Floats, tile: Tile, parameter: int) -> Floats:

@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 from kvstored.core.calls import CopyTask, PieceMove
 from kvstored.core.copying import CopyRun
 from kvstored.errors import Corrupt, KvstoredError, Unavailable
-from kvstored.store.shell import fingerprint_bytes
+from kvstored.store.shell import Tiers, fingerprint_bytes
 from kvstored.tiers import record_runs
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Carried, PieceRef, PieceRun, Tier, ref_of
+from kvstored.tiers.base import Carried, Crossed, PieceRef, PieceRun, Tier, ref_of
 from kvstored.tiers.record import RECORD, Base, Record, State
 
 Result = Record | KvstoredError
@@ -85,6 +85,56 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
             for move in task.moves
         ]
     )
+    _drop_orphans(disk, batch, results)
+    return results
+
+
+def lift_packed(tiers: Tiers, batch: Sequence[CopyTask]) -> list[Result]:
+    """NVMe -> HBM: read, checked as it was stored, unpacked, and made plain bytes by the GPU."""
+    moves = [(task, move) for task in batch for move in task.moves]
+    came = tiers.unpack_disk(
+        [
+            (
+                PieceRef(fingerprint_bytes(task.fingerprint), move.group, move.shard),
+                move.source,
+                move.length,
+            )
+            for task, move in moves
+        ]
+    )
+    results: list[Result] = []
+    items: list[Crossed] = []
+    for (task, move), each in zip(moves, came, strict=True):
+        if isinstance(each, Crossed) and each.record.checksum != move.checksum:
+            results.append(Corrupt(OTHER_PIECE))
+        elif isinstance(each, Crossed):
+            results.append(each.record)
+            items.append(Crossed(_lifted(task, move, each.record), each.unpacked))
+        else:
+            results.append(each)
+    written = iter(tiers.hbm_records.write_packed(items))
+    results = [next(written) if isinstance(result, Record) else result for result in results]
+    _drop_orphans(tiers.hbm_records, batch, results)
+    return results
+
+
+def _lifted(task: CopyTask, move: PieceMove, record: Record) -> Record:
+    return replace(
+        record,
+        place=move.target,
+        content=0,
+        generation=task.generation,
+        heat=int(task.heat),
+        hits=task.hits,
+        depth=task.depth,
+        valid_tokens=task.valid_tokens,
+        parent=fingerprint_bytes(task.parent),
+        owner_pid=0,
+    )
+
+
+def _drop_orphans(tier: Tier, batch: Sequence[CopyTask], results: Sequence[Result]) -> None:
+    """Of a task that failed in part nothing stays behind."""
     orphans = [
         (ref_of(record), record.place)
         for _, ends in by_task(batch, results)
@@ -93,8 +143,7 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
         if isinstance(record, Record)
     ]
     if orphans:
-        disk.discard(orphans)
-    return results
+        tier.discard(orphans)
 
 
 def base_of(move: PieceMove) -> Base | None:

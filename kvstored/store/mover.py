@@ -1,4 +1,4 @@
-"""Carries the catalog's copies between DRAM and the other tiers.
+"""Carries the catalog's copies between DRAM and the other tiers, and what lies packed on NVMe straight to GPUs.
 
 A batch of tasks, or a run, is one call of the tier, in its lane: on the way down that is one group commit. The tier checks the bytes on
 their way against the checksum that the writer gave. Books are closed only in the completion callback, on the loop, when the thread has let
@@ -147,13 +147,11 @@ class Mover:
 
     def _submit_tasks(self, batch: list[CopyTask], order: Order) -> None:
         way = Way(_other_tier(batch[0]), batch[0].target, sum(task.size_bytes for task in batch))
-        arena, tier = self._shell.tiers.arena, self._shell.tiers.tier(way.other)
-        carry = carrying.load if batch[0].target is TierId.DRAM else carrying.store
 
         def work() -> list[Result]:
             if not order.is_wanted():
                 return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
-            return carry(arena, tier, batch)
+            return self._carry(batch)
 
         def landed(end: Ended[list[Result]]) -> None:
             self._report(end.error)
@@ -168,6 +166,15 @@ class Mover:
             self._flights.begin([task.target_copy])
         self._tasks_now += len(batch)
         self._submit(work, order, way, landed)
+
+    def _carry(self, batch: Sequence[CopyTask]) -> list[Result]:
+        """In the lane's thread."""
+        tiers, (source, target) = self._shell.tiers, (batch[0].source, batch[0].target)
+        if target is TierId.DRAM:
+            return carrying.load(tiers.arena, tiers.tier(source), batch)
+        if source is TierId.DRAM:
+            return carrying.store(tiers.arena, tiers.tier(target), batch)
+        return carrying.lift_packed(tiers, batch)
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""
@@ -290,15 +297,15 @@ class Mover:
 
     def _most(self, copying: Copying) -> tuple[int, int]:
         bounds = self._bounds
+        if TierId.NVME is copying.source:  # also what goes on to a GPU: its threads decode
+            return bounds.load_bytes, bounds.load_pieces
         if _other_tier(copying) is TierId.HBM:
             return bounds.hbm_bytes, bounds.hbm_pieces
-        if copying.target is TierId.DRAM:
-            return bounds.load_bytes, bounds.load_pieces
         return bounds.store_bytes, bounds.store_pieces
 
 
 def _other_tier(copying: Copying) -> TierId:
-    """The one beside DRAM."""
+    """The one beside DRAM; in what goes from NVMe to a GPU the GPU, whose lane carries it."""
     return copying.source if copying.target is TierId.DRAM else copying.target
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason, TouchEvent
 from kvstored.core.columnar import Grant, ReadMany
 from kvstored.core.copying import Acquired
+from kvstored.core.lifting import go_straight_up
 from kvstored.core.naming import readable_keys
 from kvstored.core.types import NamespaceId, Place, SessionId, TierId, chosen_keys
 from kvstored.core.usage import needs_no_look
@@ -65,10 +66,12 @@ class Reads:
             self._shell.behind.books.touch(acquired.hits, TouchEvent.HIT, now_s)
 
     async def acquire_in_hbm(self, call: Acquire, *, wait_s: float) -> Grant:
-        """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first."""
+        """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first. What goes straight up
+        from NVMe is leased where it goes, from the start."""
         shell = self._shell
         tiers, _ = shell.catalog.locate(call.ns, call.keys)
-        lacking = np.flatnonzero(tiers & (1 << TierId.HBM) == 0)
+        is_straight = go_straight_up(shell.catalog.books, call.ns, call.keys)
+        lacking = np.flatnonzero((tiers & (1 << TierId.HBM) == 0) & ~is_straight)
         if not len(lacking):
             return await self.acquire(call, wait_s=wait_s)
         begun_s = shell.elapsed_s()

@@ -16,17 +16,20 @@ from kvstored.core.devices import HandleKind
 from kvstored.errors import NoSpace, Unavailable
 from kvstored.tiers import kernels, nvml
 from kvstored.tiers import views as memory
+from kvstored.tiers.cuda_worker import (
+    PORTABLE_AND_MAPPED,
+    RUNS_MAX,
+    SECTIONS_MAX,
+    STAGING_BYTES,
+    Expander,
+    Worker,
+)
 from kvstored.tiers.device import Handle, Moves
+from kvstored.tiers.expansion import Expansion
 from kvstored.tiers.submission import Pinned, Submission, planned
 
-STAGING_BYTES = 32 << 20
-"""Pinned memory of a call for what is not pinned where it lies: one buffer a thread of the lane."""
-RUNS_MAX = 65_536
 LARGE_BYTES = 512 << 10
 """Runs from this size on go to the copy engines, one call each, which costs less than the time that they take; smaller ones to the kernel."""
-LOWEST_PRIORITY = 0
-"""Of streams: the engine's kernels come first."""
-PORTABLE_AND_MAPPED = 1 | 2
 OUT_OF_MEMORY = 2
 BY_ADDRESS = 4
 """The kind of cudaMemcpy that finds out from the addresses which way it goes."""
@@ -44,8 +47,8 @@ class CudaDevice:
         self._ordinal = ordinal
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
         self._pinned = Pinned()
         self._registered: list[int] = []
         with self._translated("cannot be opened"):
@@ -63,6 +66,7 @@ class CudaDevice:
         self._reaches_host = bool(self._runtime.deviceGetAttribute(attribute, self._ordinal))
         module = self._cupy.RawModule(code=kernels.source(), options=("--std=c++14",))
         self._copy_runs: Any = module.get_function(kernels.COPY_RUNS)
+        self._expander = Expander(self._cupy, module)
         self._pool = int(self._runtime.malloc(self._size_bytes))
         self.handle = self._handle()
 
@@ -100,6 +104,16 @@ class CudaDevice:
                     target = memory.at_address(address, size)
                     np.copyto(target, worker.staging[begin : begin + size])
 
+    def expand(self, expansion: Expansion) -> list[int]:
+        with self._worker() as worker:
+            for window in expansion.windows(STAGING_BYTES, SECTIONS_MAX):
+                np.copyto(worker.staging[: len(window.packed)], window.packed)
+                with self._translated("is lost"), self._current():
+                    self._expander.expand(worker, window.sections, len(window.packed), self._pool)
+                    worker.stream.synchronize()  # the staging buffer is free again
+            with self._translated("is lost"), self._current():
+                return self._expander.hashes(worker, expansion.extents, self._pool)
+
     def register(self, chunk: NDArray[np.uint8]) -> None:
         if not self._reaches_host:
             raise NoSpace("this gpu does not reach pinned host memory: copies are staged")
@@ -123,17 +137,17 @@ class CudaDevice:
             for address in self._registered:
                 runtime.hostUnregister(address)
             for worker in self._workers:
-                runtime.freeHost(worker.address)
+                worker.free()
             runtime.free(self._pool)
         self._workers, self._idle = [], []
 
     # Private
 
-    def _submit(self, worker: "_Worker", submission: Submission, direction: np.uint32) -> None:
+    def _submit(self, worker: Worker, submission: Submission, direction: np.uint32) -> None:
         """Everything is on its way before the one wait."""
         runs = submission.runs
         first_staged = len(runs) - len(submission.staged)
-        runs["host"][first_staged:] += np.uint64(worker.address)
+        runs["host"][first_staged:] += np.uint64(worker.staging_address)
         is_large = runs["size"] >= LARGE_BYTES
         with self._translated("is lost"), self._current():
             self._copy_small(worker, runs[~is_large], direction)
@@ -141,7 +155,7 @@ class CudaDevice:
                 self._copy_large(worker, host, self._pool + offset, size, direction)
             worker.stream.synchronize()
 
-    def _copy_small(self, worker: "_Worker", runs: NDArray[np.void], direction: np.uint32) -> None:
+    def _copy_small(self, worker: Worker, runs: NDArray[np.void], direction: np.uint32) -> None:
         if not len(runs):
             return
         tiles = kernels.number_tiles(runs)
@@ -153,22 +167,29 @@ class CudaDevice:
             self._copy_runs((blocks,), (kernels.THREADS,), arguments)
 
     def _copy_large(
-        self, worker: "_Worker", host: int, own: int, size: int, direction: np.uint32
+        self, worker: Worker, host: int, own: int, size: int, direction: np.uint32
     ) -> None:
         to, source = (own, host) if direction == kernels.UPLOAD else (host, own)
         self._runtime.memcpyAsync(to, source, size, BY_ADDRESS, worker.stream.ptr)
 
     @contextmanager
-    def _worker(self) -> "Iterator[_Worker]":
+    def _worker(self) -> Iterator[Worker]:
         """One that an exception has left is not used again: its stream may be broken."""
         with self._lock:
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             with self._translated("has no staging"), self._current():
-                worker = _Worker(self._cupy)
+                worker = Worker(self._cupy)
             with self._lock:
                 self._workers.append(worker)
-        yield worker
+        try:
+            yield worker
+        except NoSpace:
+            self._rest(worker)
+            raise
+        self._rest(worker)
+
+    def _rest(self, worker: Worker) -> None:
         with self._lock:
             self._idle.append(worker)
 
@@ -188,18 +209,3 @@ class CudaDevice:
             raise kind(f"gpu {what}: device={self._ordinal}: {error}") from error
         except Exception as error:  # the driver and NVRTC have errors of their own
             raise Unavailable(f"gpu {what}: device={self._ordinal}: {error}") from error
-
-
-class _Worker:
-    """What one submission at a time needs: a stream, pinned staging, and behind it the list of runs, which the kernel reads where it is."""
-
-    def __init__(self, cupy: Any) -> None:  # as above
-        table_bytes = RUNS_MAX * kernels.RUN.itemsize
-        self.stream: Any = cupy.cuda.Stream(non_blocking=True, priority=LOWEST_PRIORITY)
-        self.address = int(
-            cupy.cuda.runtime.hostAlloc(STAGING_BYTES + table_bytes, PORTABLE_AND_MAPPED)
-        )
-        whole = memory.at_address(self.address, STAGING_BYTES + table_bytes)
-        self.staging = whole[:STAGING_BYTES]
-        self.table = whole[STAGING_BYTES:].view(kernels.RUN)
-        self.table_address = self.address + STAGING_BYTES

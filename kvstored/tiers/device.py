@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.devices import HandleKind, is_stand_in
 from kvstored.errors import InvalidArgument
+from kvstored.tiers.expansion import Expansion
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Device(Protocol):
 
     def download(self, moves: Moves) -> None:
         """Device to host; the same."""
+        ...
+
+    def expand(self, expansion: Expansion) -> list[int]:
+        """Sections that cross packed, into the pool; the xxh3-64 of what lies in each piece's extents then, as the device reads it."""
         ...
 
     def register(self, chunk: NDArray[np.uint8]) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored import machine
+from kvstored.codec import unpacked
 from kvstored.core.devices import HandleKind
 from kvstored.errors import NoSpace
 from kvstored.tiers.device import Handle, Moves
-from kvstored.tiers.views import at_address
+from kvstored.tiers.expansion import Expansion
+from kvstored.tiers.views import at_address, hash_of
 
 
 class HostDevice:
@@ -51,6 +53,15 @@ class HostDevice:
     def download(self, moves: Moves) -> None:
         for own, host in self._pairs(moves):
             np.copyto(host, own)
+
+    def expand(self, expansion: Expansion) -> list[int]:
+        for section in expansion.sections:
+            size = (int(section["end"]) - int(section["begin"])) * int(section["width"])
+            unpacked.expand(expansion.packed, section, self._at(int(section["target"]), size))
+        return [
+            hash_of([self._at(offset, size) for offset, size in extents])
+            for extents in expansion.extents
+        ]
 
     def register(self, chunk: NDArray[np.uint8]) -> None:
         """Nothing has to be pinned here."""

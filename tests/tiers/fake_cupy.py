@@ -12,6 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvstored.codec.unpacked import SECTION
+from kvstored.tiers import kernels
+from kvstored.tiers.expansion import PIECE, STRETCH, SUM_BYTES
+
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
 _libc.malloc.argtypes = [ctypes.c_size_t]
@@ -160,29 +164,66 @@ class FakeCupy:
         return array
 
     def _function(self, name: str) -> Callable[..., None]:
-        assert name == "copy_runs"
-        return self._copy_runs
+        widths, check = KERNELS[name]
 
-    def _copy_runs(
-        self, grid: tuple[int], block: tuple[int], arguments: tuple[np.generic, ...]
-    ) -> None:
-        from kvstored.tiers import kernels
+        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[np.generic, ...]) -> None:
+            found = tuple(argument.dtype.itemsize for argument in arguments)
+            assert found == widths, "arguments of other sizes than the kernel's"
+            values = [int(argument) for argument in arguments]
+            check(self._runtime, values)
+            kinds = {4: ctypes.c_uint, 8: ctypes.c_ulonglong}
+            passed = [kinds[width](value) for width, value in zip(widths, values, strict=True)]
+            getattr(self._host, f"host_{name}")(grid[0], block[0], *passed)
 
-        table, count, pool, direction = arguments
-        widths = [argument.dtype.itemsize for argument in arguments]
-        assert widths == [8, 4, 8, 4], "arguments of other sizes than the kernel's"
-        rows = np.ctypeslib.as_array(
-            ctypes.cast(int(table), ctypes.POINTER(ctypes.c_uint8)),
-            (int(count) * kernels.RUN.itemsize,),
-        ).view(kernels.RUN)
-        for host, offset, size, _ in rows.tolist():
-            self._runtime.reach(host, size)
-            self._runtime.own(int(pool) + offset, size)
-        self._runtime.calls.append(f"kernel {int(count)}")
-        launch = (grid[0], block[0], ctypes.c_void_p(int(table)), ctypes.c_uint(int(count)))
-        self._host.host_copy_runs(
-            *launch, ctypes.c_void_p(int(pool)), ctypes.c_uint(int(direction))
-        )
+        return launch
+
+
+def table_at(address: int, count: int, dtype: np.dtype[Any]) -> Any:
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+    return np.ctypeslib.as_array(pointer, (count * dtype.itemsize,)).view(dtype)
+
+
+def _check_copies(runtime: FakeRuntime, values: list[int]) -> None:
+    table, count, pool, _ = values
+    runtime.reach(table, count * kernels.RUN.itemsize)
+    for host, offset, size, _ in table_at(table, count, kernels.RUN).tolist():
+        runtime.reach(host, size)
+        runtime.own(pool + offset, size)
+    runtime.calls.append(f"kernel {count}")
+
+
+def _check_sections(runtime: FakeRuntime, values: list[int]) -> None:
+    table, count, packed, pool = values
+    runtime.reach(table, count * SECTION.itemsize)
+    for row in table_at(table, count, SECTION):
+        size = (int(row["end"]) - int(row["begin"])) * int(row["width"])
+        runtime.own(pool + int(row["target"]), size)
+        runtime.own(packed + int(row["source"]), 1)
+    runtime.calls.append(f"expand {count}")
+
+
+def _check_stretches(runtime: FakeRuntime, values: list[int]) -> None:
+    table, count, blocks, _, sums = values
+    runtime.reach(table, count * STRETCH.itemsize)
+    if blocks:
+        runtime.own(sums, blocks * SUM_BYTES)
+
+
+def _check_pieces(runtime: FakeRuntime, values: list[int]) -> None:
+    table, count = values[:2]
+    runtime.reach(table, count * PIECE.itemsize)
+    runtime.own(values[-1], count * 8)
+    runtime.calls.append("hash")
+
+
+KERNELS: dict[str, tuple[tuple[int, ...], Callable[[FakeRuntime, list[int]], None]]] = {
+    "copy_runs": ((8, 4, 8, 4), _check_copies),
+    "expand_sections": ((8, 4, 8, 8), _check_sections),
+    "hash_blocks": ((8, 4, 8, 8, 8), _check_stretches),
+    "hash_lanes": ((8, 4, 8, 8, 8), _check_pieces),
+    "hash_merge": ((8, 4, 8, 8), _check_pieces),
+}
+"""Sizes of the arguments, and what of their memory a device would refuse."""
 
 
 class Kept(np.ndarray[Any, Any]):

@@ -13,7 +13,8 @@ from kvstored.core.devices import HandleKind
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import NoSpace, Unavailable
 from kvstored.tiers.base import Tier
-from kvstored.tiers.cuda import LARGE_BYTES, STAGING_BYTES, CudaDevice
+from kvstored.tiers.cuda import LARGE_BYTES, CudaDevice
+from kvstored.tiers.cuda_worker import STAGING_BYTES
 from kvstored.tiers.device import moves_of, open_device
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.nvml import used_bytes

@@ -1,0 +1,186 @@
+"""Frames with their entropy coding undone and nothing more: what crosses to a GPU, where the rest of the decoding is done.
+
+A section crosses as byte planes, as codes with their scales, or, where a GPU does not know its method, as plain bytes. `expand` is what a GPU
+does with each; its kernels are held to it bit by bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from kvstored.codec import blocks, frame, lossy, sections
+from kvstored.codec.blocks import Known
+from kvstored.codec.elements import FORMS, Bytes, Element, Words
+from kvstored.codec.frame import Codec
+from kvstored.codec.header import Header
+from kvstored.codec.lossy import BY_CHANNEL
+from kvstored.codec.plan import Method, Step, tile_of
+from kvstored.codec.sections import Layout
+from kvstored.codec.streams import Reader
+from kvstored.codec.values import words_of_floats
+from kvstored.errors import Corrupt
+
+ALIGNMENT = 16
+"""Of each section's bytes, so that wide loads are possible."""
+_Row = tuple[int, ...]
+_NOTHING = np.zeros(0, dtype=np.uint8)
+
+
+class Crossing(IntEnum):
+    """How a section's bytes lie. PLANES: most significant byte first, each plane whole. UNIFORM: least value and scale of each group, both
+    float16, then a code a value, group by group."""
+
+    PLAIN = 0
+    PLANES = 1
+    UNIFORM = 2
+
+
+SECTION = np.dtype(
+    [
+        ("source", "<u8"), ("target", "<u8"),
+        ("begin", "<u4"), ("end", "<u4"), ("count", "<u4"), ("crossing", "<u4"), ("width", "<u4"), ("element", "<u4"),
+        ("rows", "<u4"), ("columns", "<u4"), ("length", "<u4"), ("by_channel", "<u4"), ("grid", "<u4"), ("groups", "<u4"),
+    ]
+)  # fmt: skip
+"""As `struct Section` of the kernels. `source`: where its packed bytes begin; `target`: where element `begin` goes. Elements `begin` to `end` of its
+`count` are wanted: a section over two extents is in the table twice."""
+Sections = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """One piece. Targets of `sections` are offsets in the plain piece."""
+
+    packed: Bytes
+    sections: Sections
+    plain_bytes: int
+
+
+def unpack(
+    codec: int, stored: Bytes, plain_bytes: int, references: Sequence[Known] = ()
+) -> Unpacked:
+    """Corrupt where the frame is not sound as far as that can be seen without its plain bytes, whose checksum is still to be compared."""
+    if codec != Codec.FRAME or references:
+        plain = np.empty(plain_bytes, dtype=np.uint8)
+        frame.decode(codec, stored, [plain], references)
+        return as_it_is(plain)
+    return _unpacked(stored, blocks.parsed(stored, plain_bytes))
+
+
+def as_it_is(plain: Bytes) -> Unpacked:
+    return Unpacked(plain, _table([_plain_row(0, 0, len(plain))]), len(plain))
+
+
+def plain_of(piece: Unpacked) -> Bytes:
+    """All of it, as a GPU would make it."""
+    whole = np.empty(piece.plain_bytes, dtype=np.uint8)
+    for section in piece.sections:
+        begin = int(section["target"])
+        size = (int(section["end"]) - int(section["begin"])) * int(section["width"])
+        expand(piece.packed, section, whole[begin : begin + size])
+    return whole
+
+
+def expand(packed: Bytes, section: np.void, target: Bytes) -> None:
+    """Elements `begin` to `end` of one section into `target`, which has just their bytes."""
+    source, count = int(section["source"]), int(section["count"])
+    begin, end, width = (int(section[name]) for name in ("begin", "end", "width"))
+    if section["crossing"] == Crossing.UNIFORM:
+        whole = _dequantised(packed[source:], section)
+        np.copyto(target, whole[begin:end].view(np.uint8))
+        return
+    runs = packed[source : source + count * width].reshape(width, count)
+    if section["crossing"] == Crossing.PLANES:  # the first plane is the last byte of each element
+        np.copyto(target.reshape(-1, width), runs[::-1, begin:end].T)
+    else:
+        np.copyto(target, runs.reshape(-1)[begin * width : end * width])
+
+
+# ---- unpacking
+
+
+def _unpacked(stored: Bytes, header: Header) -> Unpacked:
+    if header.references:
+        raise Corrupt(f"frame refers to other blocks: references={header.references}")
+    form = Layout(header.element, header.rows, header.columns)
+    decompressor = zstandard.ZstdDecompressor()
+    parts: list[Bytes] = []
+    rows: list[_Row] = []
+    at, level = header.header_bytes, 0
+    for i, (stored_bytes, method, parameter, _, _) in enumerate(header.sections.tolist()):
+        begin = i * header.section_bytes
+        size = min(header.section_bytes, header.plain_bytes - begin)
+        step, mine = Step(Method(method), parameter), stored[at : at + stored_bytes]
+        at += stored_bytes
+        for row, streams in _crossing(mine, size, step, form, decompressor):
+            rows.append((level, begin + row[1], *row[2:]))
+            parts += streams
+            held = sum(map(len, streams))
+            padding = -held % ALIGNMENT
+            parts.append(np.zeros(padding, dtype=np.uint8))
+            level += held + padding
+    return Unpacked(np.concatenate(parts or [_NOTHING]), _table(rows), header.plain_bytes)
+
+
+def _crossing(
+    stored: Bytes,
+    plain_bytes: int,
+    step: Step,
+    form: Layout,
+    decompressor: zstandard.ZstdDecompressor,
+) -> list[tuple[_Row, list[Bytes]]]:
+    """Rows of the section, whose targets begin at 0, each with the bytes that cross for it."""
+    is_known = step.method in (Method.PLANES, Method.UNIFORM) and form.element is not Element.OPAQUE
+    if not is_known:
+        plain = np.empty(plain_bytes, dtype=np.uint8)
+        sections.decode(stored, plain, step, form, (), decompressor)
+        return [(_plain_row(0, 0, plain_bytes), [plain])]
+    reader = Reader(stored, decompressor)
+    width = FORMS[form.element].width_bytes
+    count, tail_bytes = divmod(plain_bytes, width)
+    if step.method is Method.PLANES:
+        streams = [reader.take(count) for _ in range(width)]
+        row: _Row = (0, 0, 0, count, count, Crossing.PLANES, width, form.element, 0, 0, 0, 0, 0, 0)
+    else:
+        row, streams = _uniform(reader, count, step, form)
+    made: list[tuple[_Row, list[Bytes]]] = [(row, streams)]
+    tail = reader.take(tail_bytes)
+    reader.end()
+    if tail_bytes:
+        made.append((_plain_row(0, count * width, tail_bytes), [tail]))
+    return made
+
+
+def _uniform(reader: Reader, count: int, step: Step, form: Layout) -> tuple[_Row, list[Bytes]]:
+    tile = tile_of(count, form.rows, form.columns)
+    low, scale, codes = lossy.take_uniform(reader, tile, step.parameter)
+    groups, length = lossy.group_shape(tile, step.parameter)
+    by_channel, grid = divmod(step.parameter, BY_CHANNEL)
+    width = FORMS[form.element].width_bytes
+    numbers = (count, Crossing.UNIFORM, width, form.element, *tile[1:], length, by_channel, grid)
+    return (0, 0, 0, count, *numbers, groups), [low.view(np.uint8), scale.view(np.uint8), codes]
+
+
+def _plain_row(source: int, target: int, size_bytes: int) -> _Row:
+    return (source, target, 0, size_bytes, size_bytes, Crossing.PLAIN, 1, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _table(rows: Sequence[_Row]) -> Sections:
+    return np.array(list(rows), dtype=SECTION)
+
+
+def _dequantised(packed: Bytes, section: np.void) -> Words:
+    groups, count = int(section["groups"]), int(section["count"])
+    rows, columns = int(section["rows"]), int(section["columns"])
+    halves = packed[: 4 * groups].view("<u2")
+    codes = packed[4 * groups : 4 * groups + count]
+    parameter = int(section["grid"]) + BY_CHANNEL * int(section["by_channel"])
+    tile = (count // (rows * columns), rows, columns) if count else (1, 1, 0)
+    with np.errstate(all="ignore"):  # a damaged frame may hold any numbers
+        values = lossy.uniform_values(halves[:groups], halves[groups:], codes, tile, parameter)
+        # a difference from nothing, as in the codec: -0 becomes 0
+        return words_of_floats(values.reshape(-1) + np.float32(0), Element(int(section["element"])))
