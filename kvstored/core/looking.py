@@ -124,6 +124,11 @@ class Looking:
             lossy[at] = [is_lossy(self._books, row) for row in rows[at].tolist()]
         return lossy
 
+    def holds_lease(self, session: int, lease: int) -> bool:
+        """Whether this session's lease is open."""
+        found = self._leases.open.get(lease)
+        return found is not None and found.session == session
+
     def locate(
         self, ns: NamespaceId, keys: KeyBatch
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:

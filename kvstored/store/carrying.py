@@ -9,10 +9,12 @@ from numpy.typing import ArrayLike
 from kvstored.core.calls import CopyTask, PieceMove
 from kvstored.core.copying import CopyRun
 from kvstored.errors import Corrupt, KvstoredError, Unavailable
+from kvstored.store.arrivals import Arrival
 from kvstored.store.shell import Tiers, fingerprint_bytes
 from kvstored.tiers import record_runs
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Carried, Crossed, PieceRef, PieceRun, Tier, ref_of
+from kvstored.tiers.base import Carried, Crossed, PieceRef, PieceRun, Tier, Views, ref_of
+from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.record import RECORD, Base, Record, State
 
 Result = Record | KvstoredError
@@ -64,29 +66,41 @@ def load_run(arena: Arena, disk: Tier, run: CopyRun) -> Carried:
 
 def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
     """DRAM -> NVMe, one group commit. Of a task that failed in part nothing stays behind."""
-    results = disk.write(
-        [
-            (
-                replace(
-                    arena.record_at(move.source),
-                    place=move.target,
-                    checksum=move.checksum,
-                    content=task.content,
-                    base=base_of(move),
-                    hits=task.hits,
-                    heat=int(task.heat),
-                    generation=task.generation,
-                    leased=False,
-                    owner_pid=0,
-                ),
-                arena.views(move.source, move.length),
-            )
-            for task in batch
-            for move in task.moves
-        ]
-    )
+    results = disk.write(_in_dram(arena, batch))
     _drop_orphans(disk, batch, results)
     return results
+
+
+def lift_in_order(
+    arena: Arena, hbm: Hbm, batch: Sequence[CopyTask], arrival: Arrival
+) -> list[Result]:
+    """DRAM -> HBM, layer by layer over all of them."""
+    results = hbm.write_in_order(_in_dram(arena, batch), arrival.layers, arrival)
+    _drop_orphans(hbm, batch, results)
+    return results
+
+
+def _in_dram(arena: Arena, batch: Sequence[CopyTask]) -> list[tuple[Record, Views]]:
+    """Pieces with the records that they will have."""
+    return [
+        (
+            replace(
+                arena.record_at(move.source),
+                place=move.target,
+                checksum=move.checksum,
+                content=task.content,
+                base=base_of(move),
+                hits=task.hits,
+                heat=int(task.heat),
+                generation=task.generation,
+                leased=False,
+                owner_pid=0,
+            ),
+            arena.views(move.source, move.length),
+        )
+        for task in batch
+        for move in task.moves
+    ]
 
 
 def lift_packed(tiers: Tiers, batch: Sequence[CopyTask]) -> list[Result]:

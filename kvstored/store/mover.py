@@ -18,6 +18,7 @@ from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.types import KeyBatch, Part, TierId
 from kvstored.errors import Busy, KvstoredError
 from kvstored.store import carrying
+from kvstored.store.arrivals import Arrival
 from kvstored.store.carrying import Result, by_task, joined, none_of
 from kvstored.store.closing import Closing
 from kvstored.store.flights import Flights
@@ -60,11 +61,13 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What all copies of one `start` have in common. `ended` is called on the loop with how many are there now and how many failed."""
+    """What all copies of one `start` have in common. `ended` is called on the loop with how many are there now and how many failed. `arrival` is told
+    of layers as they come: its copies go up together, in one call."""
 
     urgency: Urgency
     is_wanted: Callable[[], bool]
     ended: Callable[[int, int], None]
+    arrival: Arrival | None = None
 
 
 class Mover:
@@ -101,16 +104,17 @@ class Mover:
         keys: KeyBatch | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
         ended: Callable[[int, int], None] = lambda *_: None,
+        arrival: Arrival | None = None,
     ) -> None:
         """Carry them; `keys`: of the call that asked for loads, each of which ends in a LOADED or a LOAD_FAILED event.
 
         `is_wanted` is asked in the lane just before a batch begins: a batch that nobody wants any more is aborted untouched.
         """
-        order = Order(urgency, is_wanted, ended)
+        order = Order(urgency, is_wanted, ended, arrival)
         tasks = self._by_class([each for each in copying if isinstance(each, CopyTask)])
         if keys is not None and tasks:
             self._note_keys(tasks, keys)
-        for batch in self._batches(tasks):
+        for batch in self._batches(tasks) if arrival is None else [tasks]:
             self._submit_tasks(batch, order)
         for each in copying:
             if isinstance(each, CopyRun):
@@ -151,7 +155,7 @@ class Mover:
         def work() -> list[Result]:
             if not order.is_wanted():
                 return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
-            return self._carry(batch)
+            return self._carry(batch, order.arrival)
 
         def landed(end: Ended[list[Result]]) -> None:
             self._report(end.error)
@@ -167,11 +171,13 @@ class Mover:
         self._tasks_now += len(batch)
         self._submit(work, order, way, landed)
 
-    def _carry(self, batch: Sequence[CopyTask]) -> list[Result]:
+    def _carry(self, batch: Sequence[CopyTask], arrival: Arrival | None) -> list[Result]:
         """In the lane's thread."""
         tiers, (source, target) = self._shell.tiers, (batch[0].source, batch[0].target)
         if target is TierId.DRAM:
             return carrying.load(tiers.arena, tiers.tier(source), batch)
+        if arrival is not None:
+            return carrying.lift_in_order(tiers.arena, tiers.hbm_records, batch, arrival)
         if source is TierId.DRAM:
             return carrying.store(tiers.arena, tiers.tier(target), batch)
         return carrying.lift_packed(tiers, batch)

@@ -36,7 +36,9 @@ class Worker:
     is first needed."""
 
     def __init__(self, cupy: Any) -> None:  # ships no types, so do all that are its
+        self._cupy: Any = cupy
         self._runtime: Any = cupy.cuda.runtime
+        self._events: list[Event] = []
         self.stream: Any = cupy.cuda.Stream(non_blocking=True, priority=LOWEST_PRIORITY)
         self._address = int(
             self._runtime.hostAlloc(STAGING_BYTES + TABLE_BYTES, PORTABLE_AND_MAPPED)
@@ -48,6 +50,12 @@ class Worker:
         self.table = self.table_bytes.view(kernels.RUN)
         self.table_address = self._address + STAGING_BYTES
         self._scratch = self._scratch_bytes = 0
+
+    def event(self, number: int) -> "Event":
+        """Kept for the next submissions on this stream: one that waits for a later recording waits longer, never less."""
+        while len(self._events) <= number:
+            self._events.append(Event(self._cupy))
+        return self._events[number]
 
     def scratch(self, size_bytes: int) -> int:
         """Address of so much memory of the device, whose content is nobody's. Nothing may be under way on the stream."""
@@ -64,7 +72,21 @@ class Worker:
 
     def free(self) -> None:
         self.free_scratch()
+        self._events = []
         self._runtime.freeHost(self._address)
+
+
+class Event:
+    """`handle`: for cudaIpcOpenEventHandle, empty where this driver shares no events. `own` ends with this."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._runtime: Any = cupy.cuda.runtime
+        self.handle = b""
+        try:
+            self.own: Any = cupy.cuda.Event(disable_timing=True, interprocess=True)
+            self.handle = bytes(self._runtime.ipcGetEventHandle(self.own.ptr))
+        except self._runtime.CUDARuntimeError:
+            self.own = cupy.cuda.Event(disable_timing=True)
 
 
 class Expander:

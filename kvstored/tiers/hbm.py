@@ -34,8 +34,9 @@ from kvstored.tiers.base import (
     read_each,
     ref_of,
 )
-from kvstored.tiers.device import Device, Handle, Moves, Opener, moves_of
+from kvstored.tiers.device import Copies, Device, Handle, Moves, Opener, moves_of
 from kvstored.tiers.expansion import LENGTH_MIN, expansion_of
+from kvstored.tiers.layered import Layers, Runs, Told, runs_of
 from kvstored.tiers.record import RECORD, Record, Records, State
 
 _Head = tuple[int, int]
@@ -114,6 +115,49 @@ class Hbm:
                 if isinstance(outcome, Record):
                     self._records[_head(outcome.place)] = outcome
         return outcomes
+
+    def write_in_order(
+        self, items: Sequence[tuple[Record, Views]], layers: Layers, told: Told
+    ) -> list[Record | KvstoredError]:
+        """As `write`, range of layers by range of layers over all pieces; all of them were checked before the first."""
+        outcomes = [self._writable(record, source) for record, source in items]
+        sound = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Record)]
+        with self._lock:
+            for i in sound:
+                self._records.pop(_head(items[i][0].place), None)
+        try:
+            if self.fault is not None:
+                raise self._off()
+            self._carry(runs_of([(items[i][0].place, items[i][1]) for i in sound]), layers, told)
+        except KvstoredError as error:
+            if not isinstance(error, NoSpace):
+                self.fail(error)
+            return [error if isinstance(each, Record) else each for each in outcomes]
+        with self._lock:
+            for outcome in outcomes:
+                if isinstance(outcome, Record):
+                    self._records[_head(outcome.place)] = outcome
+        return outcomes
+
+    def _carry(self, runs: Runs, layers: Layers, told: Told) -> None:
+        """Everything is on its way before the first wait."""
+        copies: dict[int, Copies] = {}
+        try:
+            for segment in runs.pools():
+                copies[segment] = self._devices[segment].copies()
+            for part, (begin, end) in enumerate(layers.parts()):
+                events = [
+                    (segment, each.submit(runs.part(segment, layers.count, begin, end)))
+                    for segment, each in copies.items()
+                ]
+                told.submitted(part, events)
+            for part in range(len(layers.ends)):
+                for each in copies.values():
+                    each.wait(part)
+                told.arrived(part)
+        finally:
+            for each in copies.values():
+                each.close()
 
     def write_packed(self, items: Sequence[Crossed]) -> list[Record | KvstoredError]:
         """As `write`, of records with their places here. What crosses packed is checked where it lies then: its plain bytes were nowhere before."""

@@ -268,6 +268,27 @@ def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
                 namespace.map_gpu(keys)
 
 
+@pytest.mark.parametrize("stream", [None, 7], ids=["host", "stream"])
+def test_layers_are_read_as_they_come(namespace: Namespace, stream: int | None) -> None:
+    keys = put(namespace, list(range(200 + 20 * bool(stream), 210 + 20 * bool(stream))))
+    with namespace.map_gpu(keys, layers=32) as view:
+        assert view.hits == 10
+        for layer in range(1, 33):
+            view.wait_layers(layer, stream=stream)
+            begin, end = (layer - 1) * BLOCK_BYTES // 32, layer * BLOCK_BYTES // 32
+            for key, block in zip(keys, view.blocks, strict=True):
+                assert block is not None
+                np.testing.assert_array_equal(
+                    block[0][begin:end], content_of(key, BLOCK_BYTES)[begin:end]
+                )
+    with pytest.raises(LeaseLost):
+        view.wait_layers(1)
+    with namespace.map_gpu(keys) as view:
+        view.wait_layers(32)
+    with pytest.raises(InvalidArgument, match="layers=7"):
+        namespace.map_gpu(keys, layers=7)
+
+
 def test_asynchronous_clients_read_on_the_gpu_too(served: Served) -> None:
     async def main() -> None:
         async with AsyncClient(served.address) as client:

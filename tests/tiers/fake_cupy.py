@@ -46,6 +46,7 @@ class FakeRuntime:
         self.pinned: dict[int, int] = {}
         self.registered: dict[int, int] = {}
         self.calls: list[str] = []
+        self.events = 0
 
     def getDeviceCount(self) -> int:
         return self.devices
@@ -117,6 +118,19 @@ class FakeRuntime:
         self.calls.append("ipc open")
         return int.from_bytes(handle, "little")
 
+    def ipcGetEventHandle(self, event: int) -> bytes:
+        if not self.can_share:
+            raise CUDARuntimeError(INVALID)
+        return event.to_bytes(64, "little")
+
+    def ipcOpenEventHandle(self, handle: bytes) -> int:
+        assert len(handle) == 64
+        self.calls.append("event open")
+        return int.from_bytes(handle, "little")
+
+    def streamWaitEvent(self, stream: int, event: int) -> None:
+        self.calls.append(f"stream {stream} waits for {event}")
+
     def ipcCloseMemHandle(self, address: int) -> None:
         self.calls.append("ipc close")
 
@@ -145,6 +159,7 @@ class FakeCupy:
         self.cuda = SimpleNamespace(
             runtime=runtime,
             Device=lambda ordinal: FakeDevice(runtime, ordinal),
+            Event=lambda **options: FakeEvent(runtime, options),
             Stream=lambda **options: FakeStream(runtime, options),
             UnownedMemory=FakeMemory,
             MemoryPointer=lambda memory, offset: (memory, offset),
@@ -271,3 +286,18 @@ class FakeStream:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+class FakeEvent:
+    def __init__(self, runtime: FakeRuntime, options: dict[str, object]) -> None:
+        assert options["disable_timing"], "CUDA shares no events that take the time"
+        runtime.events += 1
+        self._runtime, self.ptr = runtime, 1000 + runtime.events
+
+    def record(self, stream: FakeStream) -> None:
+        self._runtime.calls.append("recorded")
+
+    def synchronize(self) -> None:
+        if self._runtime.lost:
+            raise CUDARuntimeError(LOST)
+        self._runtime.calls.append("event synchronized")
