@@ -79,11 +79,11 @@ def test_objects_take_what_they_are_given(cupy) -> None:  # type: ignore[no-unty
 
 
 def test_the_kernels_compile_with_its_nvrtc(cupy) -> None:  # type: ignore[no-untyped-def]  # as above
-    from cupy.cuda import compiler
+    from cupy.cuda import nvrtc
 
     from kvstored.tiers import kernels
 
-    compiled, _ = compiler.compile_using_nvrtc(
-        kernels.source(), options=("--std=c++14",), arch="90"
-    )
+    program = nvrtc.createProgram(kernels.source(), "kernels.cu", [], [])
+    nvrtc.compileProgram(program, ["--std=c++14", "--gpu-architecture=sm_90"])
+    compiled = nvrtc.getCUBIN(program)
     assert all(name.encode() in compiled for name in (kernels.COPY_RUNS, *kernels.EXPANSION))
