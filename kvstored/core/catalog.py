@@ -38,6 +38,7 @@ from kvstored.core.looking import Looking
 from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
 from kvstored.core.plan import Bounds
 from kvstored.core.quarantine import Quarantine
+from kvstored.core.raising import Raising
 from kvstored.core.recovery import Recovery
 from kvstored.core.referring import tell_contents
 from kvstored.core.rights import FillRun
@@ -77,6 +78,7 @@ class Catalog:
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
         self._leases = Leases(self.books, self.carriage, self.quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
+        self.raising = Raising(self.books, self.carriage, self._claims.requests)
         self.recovery = Recovery(self.books, self.quarantine)
         self.looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()

@@ -5,6 +5,7 @@ The state machine beside this compares eviction with an oracle in two tiers; her
 
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ class Storm:
         self.rng = random.Random(seed)
         self.desk = Desk(
             spec_of("plain", mutable=True),
-            spec_of("hybrid", *map(twice, (LINEAR, SPARSE)), STATE),
+            spec_of("hybrid", replace(twice(LINEAR), resident=True), twice(SPARSE), STATE),
             dram=12,
             nvme=16,
             hbm=8,
@@ -57,6 +58,7 @@ class Storm:
             self.tidy,
             self.read_across,
             self.read_straight,
+            self.raise_,
         ]
         action = self.rng.choice(actions)
         action()
@@ -108,6 +110,20 @@ class Storm:
         layout = self.desk.namers[ns].layout
         loads, _ = self.desk.catalog.prefetch(layout.id, keys, tier, self.desk.now_s)
         self.tasks += loads
+
+    def raise_(self) -> None:
+        """What is predicted, and with a running request what is resident."""
+        ns, names, _ = self.names()
+        catalog, keys = self.desk.catalog, self.desk.keys(names, ns=ns)
+        layout, session = self.desk.namers[ns].layout, self.desk.session
+        with suppress(KvstoredError):  # it runs already, or would hold too much
+            catalog.begin_request(session, b"r", layout.id, keys, self.desk.now_s)
+        begun = catalog.raising.begin([(layout.id, keys.fingerprints)], 1 << 30, self.desk.now_s)
+        self.seen["raised"] += len(begun)
+        self.tasks += begun
+        if self.rng.random() < 0.5:
+            with suppress(KvstoredError):
+                catalog.complete_request(session, b"r", False, self.desk.now_s)
 
     def read_across(self) -> None:
         """A path of which a GPU has the head and only NVMe the tail, while memory is full of others."""
@@ -247,6 +263,7 @@ def test_books_of_three_tiers_stay_right_whatever_comes(
         "DRAM-NVME",
         "NVME-DRAM",
         "NVME-HBM",
+        "raised",
     )
     assert all(seen[each] for each in wanted), seen
     assert bool(seen["lifted as runs"]) == (plain_min == 1)
