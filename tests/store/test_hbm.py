@@ -3,6 +3,7 @@ lost."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,37 @@ def test_removed_and_replaced_blocks_leave_the_gpu_too(tmp_path: Path) -> None:
         await world.check_nothing_leaked()
 
     running(world, main)
+
+
+def test_resident_groups_and_predicted_sets_go_up_by_themselves(tmp_path: Path) -> None:
+    world = World(tmp_path, arena_blocks=64, hbm_blocks=32)
+    world.grow()
+    dense, *others = hybrid_spec().groups
+    spec = replace(hybrid_spec(), groups=(replace(dense, resident=True), *others))
+
+    async def main() -> None:
+        layout = await world.open(spec)
+        session = world.session()
+        world.put(session, layout, range(6))
+        await world.janitor.raise_once()
+        assert copies_up(world) == 0
+        keys = keys_of(layout, range(4))
+        world.store.begin_request(session, layout, keys, b"r")
+        await world.janitor.raise_once()
+        await world.settle()
+        assert copies_up(world) == 4
+        assert where(world, layout, range(6)) == [DRAM] * 6, "their sparse groups are not there"
+        world.store.accesses.reside(session, layout, keys_of(layout, [4, 5]), 1.0)
+        await world.janitor.raise_once()
+        await world.settle()
+        assert where(world, layout, range(6)) == [DRAM] * 4 + [HBM | DRAM] * 2
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+def copies_up(world: World) -> int:
+    return world.shell.counts["copies", "dram:hbm"]
 
 
 # ---- a device that fails
