@@ -77,7 +77,8 @@ class CudaDevice:
     @property
     def footprint_bytes(self) -> int:
         """As NVML counts it, other processes that came or went meanwhile included; 0 where there is no NVML."""
-        return max(0, self._footprint_bytes)
+        unpacking = sum(worker.scratch_bytes for worker in self._workers)
+        return max(0, self._footprint_bytes) + unpacking
 
     def _handle(self) -> Handle:
         """NOT_SHARED where the driver does not share memory: with MIG, in some containers and virtual machines."""

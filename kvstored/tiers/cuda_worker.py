@@ -49,7 +49,7 @@ class Worker:
         self.table_bytes = whole[STAGING_BYTES:]
         self.table = self.table_bytes.view(kernels.RUN)
         self.table_address = self._address + STAGING_BYTES
-        self._scratch = self._scratch_bytes = 0
+        self._scratch = self.scratch_bytes = 0
 
     def event(self, number: int) -> "Event":
         """Kept for the next submissions on this stream: one that waits for a later recording waits longer, never less."""
@@ -59,16 +59,16 @@ class Worker:
 
     def scratch(self, size_bytes: int) -> int:
         """Address of so much memory of the device, whose content is nobody's. Nothing may be under way on the stream."""
-        if size_bytes > self._scratch_bytes:
+        if size_bytes > self.scratch_bytes:
             self.free_scratch()
             self._scratch = int(self._runtime.malloc(size_bytes))
-            self._scratch_bytes = size_bytes
+            self.scratch_bytes = size_bytes
         return self._scratch
 
     def free_scratch(self) -> None:
-        if self._scratch_bytes:
+        if self.scratch_bytes:
             self._runtime.free(self._scratch)
-        self._scratch = self._scratch_bytes = 0
+        self._scratch = self.scratch_bytes = 0
 
     def free(self) -> None:
         self.free_scratch()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvstored.codec.elements import Element
 from kvstored.codec.plan import Step
+from kvstored.codec.unpacked import as_it_is
 from kvstored.core.devices import HandleKind
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import NoSpace, Unavailable
@@ -18,6 +19,7 @@ from kvstored.tiers.base import Tier
 from kvstored.tiers.cuda import LARGE_BYTES, CudaDevice
 from kvstored.tiers.cuda_worker import STAGING_BYTES
 from kvstored.tiers.device import moves_of, open_device
+from kvstored.tiers.expansion import expansion_of
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.nvml import used_bytes
 from tests.gpu import test_device as on_device
@@ -229,19 +231,36 @@ def test_use_of_a_gpu_without_its_library_is_not_known() -> None:
     assert used_bytes("0000:00:00.0", library="no-such-library.so") == 0
 
 
+def test_the_footprint_is_what_came_beside_the_pool_and_what_unpacking_took(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = iter([3 << 30, (3 << 30) + POOL_BYTES + (480 << 20)])
+    monkeypatch.setattr("kvstored.tiers.nvml.used_bytes", lambda _: next(used))
+    device = CudaDevice(0, POOL_BYTES)
+    assert device.footprint_bytes == 480 << 20
+    plain = np.arange(8192, dtype=np.uint8)
+    device.expand(expansion_of([(as_it_is(plain), [(0, 8192)])]))
+    taken = sum(runtime.allocated.values()) - POOL_BYTES
+    assert device.footprint_bytes == (480 << 20) + taken > 480 << 20
+    device.close()
+
+
 def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reached(
     runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bench import gpu
 
     monkeypatch.setattr(gpu, "TOTAL_BYTES", 64 << 20)
+    monkeypatch.setattr(gpu, "PACKED_BYTES", 256 << 10)
     monkeypatch.setattr(gpu, "PIECES", [64 << 10, 1 << 20])
     monkeypatch.setattr(gpu, "REPEATS", 1)
     monkeypatch.setattr(sys, "argv", ["bench.gpu"])
-    runtime.device_bytes = 128 << 20
+    runtime.device_bytes = 192 << 20
     assert gpu.main() in (0, 1)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["piece", "one", "64", "1", "target:"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("piece", "one", "64", "1", "packed", "packed", "packed", "target:")
+    ]
     runtime.devices = 0
     assert gpu.main() == 3
 
