@@ -221,8 +221,9 @@ class CudaDevice:
         except (Unavailable, NoSpace):
             raise
         except self._runtime.CUDARuntimeError as error:
-            kind = NoSpace if error.status == OUT_OF_MEMORY else Unavailable
-            raise kind(f"gpu {what}: device={self._ordinal}: {error}") from error
+            if error.status == OUT_OF_MEMORY:
+                raise NoSpace(f"gpu lacks memory: device={self._ordinal}: {error}") from error
+            raise Unavailable(f"gpu {what}: device={self._ordinal}: {error}") from error
         except Exception as error:  # the driver and NVRTC have errors of their own
             raise Unavailable(f"gpu {what}: device={self._ordinal}: {error}") from error
 

@@ -15,6 +15,7 @@ from kvstored.core.calls import CopyTask, FillStatus, PieceMove, ReadStatus, Rea
 from kvstored.core.columnar import Grant
 from kvstored.core.columns import READY
 from kvstored.core.copying import Copying, CopyRun
+from kvstored.core.lifting import go_straight_up
 from kvstored.core.types import GroupSpec, NamespaceSpec, Place, TierId
 from kvstored.errors import InvalidArgument, KvstoredError
 from tests.core.desk import LINEAR, SHARDED, SPARSE, STATE, Desk, freed_in, remove, spec_of
@@ -509,3 +510,41 @@ def test_what_only_the_gpu_has_never_leaves_to_make_room() -> None:
     up(desk, "xyz")
     assert all(TierId.HBM in desk.tiers_of(name) for name in "xyz"), "they may leave now"
     assert desk.there("abc") == "abc"
+
+
+# ---- what NVMe has packed
+
+
+def packed_desk() -> Desk:
+    """Of `a` and `b` NVMe has copies in half of their units, and nothing else has any; `c` lies there raw."""
+    desk = Desk(spec_of("m", twice(LINEAR)), dram=16, nvme=16, hbm=8)
+    for name, units in (("a", 1), ("b", 1), ("c", 2)):
+        desk.put(name, under=None)
+        for task in desk.singly(desk.catalog.write_back(1 << 30, desk.now_s)):
+            (extent,) = task.moves[0].target
+            stored = [StoredPiece((extent._replace(units=units),), 1)]
+            desk.catalog.carriage.commit(task.id, stored, desk.now_s)
+        drop_from_memory(desk, name)
+    return desk
+
+
+def test_packed_copies_go_straight_up_and_raw_ones_over_dram() -> None:
+    desk = packed_desk()
+    found = go_straight_up(desk.catalog.books, desk.ns, desk.keys("abcx"))
+    assert found.tolist() == [True, True, False, False]
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("abc"), TierId.HBM, desk.now_s)
+    tasks = desk.singly(loads)
+    assert [(task.source, task.target) for task in tasks] == [(TierId.NVME, TierId.HBM)] * 2
+    desk.carry(loads)
+    assert desk.tiers_of("a") == {TierId.HBM, TierId.NVME}
+    assert desk.tiers_of("c") == {TierId.NVME}
+
+
+def test_what_is_on_its_way_to_dram_already_goes_on_from_there() -> None:
+    desk = packed_desk()
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("a"), TierId.DRAM, desk.now_s)
+    assert go_straight_up(desk.catalog.books, desk.ns, desk.keys("ab")).tolist() == [False, True]
+    assert desk.catalog.prefetch(desk.ns, desk.keys("a"), TierId.HBM, desk.now_s)[0] == []
+    desk.carry(loads)
+    up(desk, "a")
+    assert desk.tiers_of("a") == {TierId.HBM, TierId.DRAM, TierId.NVME}

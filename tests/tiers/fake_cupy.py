@@ -1,11 +1,13 @@
 # ruff: noqa: N802, N815 - the names are CuPy's
 """The part of CuPy that the tiers use, over host memory: device memory is malloc's, kernels are those of `kernels.cu` compiled for the host.
 
-What it refuses, CUDA would refuse: copies and kernels that touch host memory that is neither pinned nor registered, ranges that are registered
-twice, memory beyond the device's. Names and signatures are those of CuPy 13 and 14 (tests marked gpu hold them to the real one).
+Work is done when its stream or an event of it is waited for, so memory that is written to before is seen as it would be. What it refuses, CUDA would
+refuse: copies and kernels that touch host memory that is neither pinned nor registered, ranges that are registered twice, memory beyond the
+device's. Names and signatures are those of CuPy 13 and 14 (tests marked gpu hold them to the real one).
 """
 
 import ctypes
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Self
@@ -47,6 +49,16 @@ class FakeRuntime:
         self.registered: dict[int, int] = {}
         self.calls: list[str] = []
         self.events = 0
+        self.streams: dict[int, FakeStream] = {}
+        self._current = threading.local()
+
+    @property
+    def current(self) -> "list[FakeStream]":
+        """Of this thread, innermost last."""
+        if not hasattr(self._current, "streams"):
+            self._current.streams = []
+        found: list[FakeStream] = self._current.streams
+        return found
 
     def getDeviceCount(self) -> int:
         return self.devices
@@ -105,7 +117,7 @@ class FakeRuntime:
         self.reach(source, size)
         self.reach(to, size)
         self.calls.append(f"memcpy {size}")
-        ctypes.memmove(to, source, size)
+        self.streams[stream].later(lambda: ctypes.memmove(to, source, size))
 
     def ipcGetMemHandle(self, address: int) -> bytes:
         assert address in self.allocated
@@ -188,7 +200,9 @@ class FakeCupy:
             check(self._runtime, values)
             kinds = {4: ctypes.c_uint, 8: ctypes.c_ulonglong}
             passed = [kinds[width](value) for width, value in zip(widths, values, strict=True)]
-            getattr(self._host, f"host_{name}")(grid[0], block[0], *passed)
+            call = getattr(self._host, f"host_{name}")
+            stream = self._runtime.current[-1]
+            stream.later(lambda: call(grid[0], block[0], *passed))
 
         return launch
 
@@ -271,21 +285,39 @@ class FakeDevice:
 
 
 class FakeStream:
-    ptr = 7
+    """What is put on it happens when somebody waits for it, and not before."""
 
     def __init__(self, runtime: FakeRuntime, options: dict[str, object]) -> None:
         assert options.get("non_blocking"), "waits for the default stream"
         assert options.get("priority", 0) == 0, "before the engine"
         self._runtime = runtime
+        self._work: list[Callable[[], object]] = []
+        self.done = 0
+        self.ptr = 7 + len(runtime.streams)
+        runtime.streams[self.ptr] = self
+
+    def later(self, work: Callable[[], object]) -> None:
+        self._work.append(work)
+
+    @property
+    def end(self) -> int:
+        return self.done + len(self._work)
+
+    def run(self, upto: int) -> None:
+        while self.done < upto:
+            self._work.pop(0)()
+            self.done += 1
 
     def synchronize(self) -> None:
         self._runtime.calls.append("synchronized")
+        self.run(self.end)
 
     def __enter__(self) -> Self:
+        self._runtime.current.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._runtime.current.pop()
 
 
 class FakeEvent:
@@ -293,11 +325,16 @@ class FakeEvent:
         assert options["disable_timing"], "CUDA shares no events that take the time"
         runtime.events += 1
         self._runtime, self.ptr = runtime, 1000 + runtime.events
+        self._recorded: tuple[FakeStream, int] | None = None
 
     def record(self, stream: FakeStream) -> None:
         self._runtime.calls.append("recorded")
+        self._recorded = stream, stream.end
 
     def synchronize(self) -> None:
         if self._runtime.lost:
             raise CUDARuntimeError(LOST)
         self._runtime.calls.append("event synchronized")
+        assert self._recorded is not None
+        stream, upto = self._recorded
+        stream.run(upto)

@@ -121,6 +121,24 @@ def test_many_pieces_are_one_call_of_the_kernels(disk: Disk, runtime: FakeRuntim
     assert not runtime.allocated
 
 
+def test_what_does_not_fit_into_the_staging_memory_crosses_in_parts(
+    disk: Disk, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstored.tiers.cuda.STAGING_BYTES", 200 << 10)
+    hbm = Hbm(["0"], POOL_BYTES, open_device)
+    hbm.grow()
+    items = []
+    for number in range(1, 5):
+        heat = Heat.COLD if number % 2 else Heat.RECENT
+        record = replace(record_of(number, block(), at=70 * number), heat=int(heat))
+        each = crossed(disk, write_one(disk, record, [block()]))
+        items.append(Crossed(replace(each.record, place=one(number * UNITS)), each.unpacked))
+    outcomes = hbm.write_packed(items)
+    assert all(isinstance(outcome, Record) for outcome in outcomes)
+    assert sum(call.startswith("expand") for call in runtime.calls) > 3
+    hbm.close()
+
+
 def test_bytes_that_are_not_the_record_s_are_the_source_s_fault(disk: Disk, hbm: Hbm) -> None:
     stored = write_one(disk, record_of(1, block(), at=70), [block()])
     each = crossed(disk, stored)
