@@ -38,7 +38,6 @@ from kvstored.core.looking import Looking
 from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
 from kvstored.core.plan import Bounds
 from kvstored.core.quarantine import Quarantine
-from kvstored.core.raising import Raising
 from kvstored.core.recovery import Recovery
 from kvstored.core.referring import tell_contents
 from kvstored.core.rights import FillRun
@@ -78,7 +77,6 @@ class Catalog:
         self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
         self._leases = Leases(self.books, self.carriage, self.quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
-        self.raising = Raising(self.books, self.carriage, self._claims.requests)
         self.recovery = Recovery(self.books, self.quarantine)
         self.looking = Looking(self.books, self._fills, self._leases, self._claims, self.carriage)
         self._sessions: set[int] = set()
@@ -159,8 +157,7 @@ class Catalog:
         return acquired
 
     def grant(self, lease: int, now_s: float, early: Container[int] = ()) -> Grant:
-        """What a fresh lease can read now; the rest leaves it. A lease that reads nothing ends (id 0). Of copies `early` whose bytes are still on
-        their way the places are told already."""
+        """What a fresh lease can read now, of copies `early` also before their bytes are there; the rest leaves it. One that reads nothing ends (id 0)."""
         return self._leases.grant(lease, now_s, early)
 
     def release(self, session: SessionId, leases: Sequence[int], now_s: float) -> list[bool]:

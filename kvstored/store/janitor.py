@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
 from kvstored.core.copying import targets_of
+from kvstored.core.raising import Raising
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.errors import KvstoredError
@@ -53,7 +54,9 @@ class Janitor:
         self._store = store
         self._shell = store.shell
         self._gather_until_s = 0.0
-        self._raising = 0
+        catalog = store.shell.catalog
+        self._raising = Raising(catalog.books, catalog.carriage, catalog.looking.running)
+        self._going_up = 0
         self._counters_s = store.shell.now_s()
         self._written = self._shell.catalog.admission.budget.dump()
         self._above_since_s: dict[TierId, float] = {}
@@ -124,15 +127,15 @@ class Janitor:
     async def raise_once(self) -> None:
         """Bring up what running requests and predicted sets want on a GPU; one round at a time, so that what is asked for overtakes."""
         shell = self._shell
-        if self._raising or shell.tiers.hbm_records.fault is not None:
+        if self._going_up or shell.tiers.hbm_records.fault is not None:
             return
         sets = self._store.accesses.residents.sets()
-        copying = shell.catalog.raising.begin(sets, RAISE_BYTES, shell.now_s())
+        copying = self._raising.begin(sets, RAISE_BYTES, shell.now_s())
         shell.apply()
-        self._raising = len(copying)
+        self._going_up = len(copying)
 
         def ended(there: int, failed: int) -> None:
-            self._raising -= there + failed
+            self._going_up -= there + failed
 
         self._store.mover.start(copying, Urgency.BACKGROUND, ended=ended)
 

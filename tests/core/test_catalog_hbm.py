@@ -119,7 +119,7 @@ class Storm:
         layout, session = self.desk.namers[ns].layout, self.desk.session
         with suppress(KvstoredError):  # it runs already, or would hold too much
             catalog.begin_request(session, b"r", layout.id, keys, self.desk.now_s)
-        begun = catalog.raising.begin([(layout.id, keys.fingerprints)], 1 << 30, self.desk.now_s)
+        begun = self.desk.raising.begin([(layout.id, keys.fingerprints)], 1 << 30, self.desk.now_s)
         self.seen["raised"] += len(begun)
         self.tasks += begun
         if self.rng.random() < 0.5:

@@ -29,7 +29,7 @@ def raised(desk: Desk, *sets: tuple[str, int], bytes_max: int = 1 << 30) -> None
     wanted = [
         (desk.namers[ns].layout.id, desk.keys(names, ns=ns).fingerprints) for names, ns in sets
     ]
-    desk.carry(desk.catalog.raising.begin(wanted, bytes_max, desk.now_s))
+    desk.carry(desk.raising.begin(wanted, bytes_max, desk.now_s))
     desk.catalog.check()
 
 
@@ -58,7 +58,7 @@ def test_resident_groups_of_a_running_request_go_up_and_nothing_else_does() -> N
     raised(desk)
     assert on_gpu(desk, Part.DENSE, "abcdwxyz") == "abcd"
     assert on_gpu(desk, Part.SPARSE, "abcdwxyz") == ""
-    assert desk.catalog.raising.begin([], 1 << 30, desk.now_s) == [], "they are there"
+    assert desk.raising.begin([], 1 << 30, desk.now_s) == [], "they are there"
 
 
 def test_they_stay_while_they_are_referenced_and_make_room_for_themselves() -> None:
@@ -166,4 +166,4 @@ def test_without_a_gpu_nothing_goes_up(is_lost: bool) -> None:
     if is_lost:
         desk.catalog.demotion.lose(desk.now_s, 100)
     names = [(desk.ns, np.asarray(desk.keys("ab").fingerprints))]
-    assert desk.catalog.raising.begin(names, 1 << 30, desk.now_s) == []
+    assert desk.raising.begin(names, 1 << 30, desk.now_s) == []
