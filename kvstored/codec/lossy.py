@@ -10,6 +10,7 @@ values' standard deviation in the section over 2 to this power; no value is off 
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,17 +213,26 @@ def _encode_rotated(writer: Writer, values: Floats, tile: Tile, bits: int) -> bo
     return True
 
 
-def _decode_rotated(reader: Reader, tile: Tile, bits: int) -> Floats:
+def take_rotated(reader: Reader, tile: Tile, bits: int) -> tuple[Words, NDArray[np.uint8]]:
+    """What the streams of a ROTATED section hold: each row's norm as the bits of float16, and a code a value."""
     columns = tile[2]
     if bits not in _GAUSS or columns & columns - 1 or columns > 4096:
         raise Corrupt(f"section cannot be rotated: {bits=} {columns=}")
-    count = tile[0] * tile[1]
-    norm = _take_halves(reader, count)[:, None]
-    codes = reader.take(count * columns).reshape(count, columns)
-    levels = _GAUSS[bits]
-    size = levels[codes & np.uint8(len(levels) - 1)]
-    turned = np.where(codes >> np.uint8(bits - 1) & np.uint8(1), -size, size) * norm
+    norm = np.empty(tile[0] * tile[1], dtype="<u2")
+    planes.decode(reader, norm)
+    return norm, reader.take(len(norm) * columns)
+
+
+def rotated_values(norm: Words, codes: NDArray[np.uint8], columns: int, bits: int) -> Floats:
+    levels, coded = _GAUSS[bits], codes.reshape(-1, columns)
+    size = levels[coded & np.uint8(len(levels) - 1)]
+    sign = coded >> np.uint8(bits - 1) & np.uint8(1)
+    turned = np.where(sign, -size, size) * norm.view(np.float16).astype(np.float32)[:, None]
     return _hadamard(turned) * (_signs(columns) * np.float32(1 / columns))
+
+
+def _decode_rotated(reader: Reader, tile: Tile, bits: int) -> Floats:
+    return rotated_values(*take_rotated(reader, tile, bits), tile[2], bits)
 
 
 def _hadamard(rows: Floats) -> Floats:
@@ -259,12 +269,25 @@ def _encode_bounded(writer: Writer, words: Words, true: Floats, values: Floats, 
     return True
 
 
-def _decode_bounded(reader: Reader, target: Words, predicted: Floats, element: Element) -> None:
-    step = reader.take(4).view("<f4")[0]
-    codes = reader.take(len(target))
-    values = (codes.astype(np.int16) - 127).astype(np.float32) * step + predicted
-    np.copyto(target, words_of_floats(values, element))
-    where = np.flatnonzero(codes == _ESCAPE)
-    exact = np.empty(len(where), dtype=target.dtype)
+def take_bounded(
+    reader: Reader, count: int, dtype: np.dtype[Any]
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint32], Words]:
+    """What the streams of a BOUNDED section hold: the step, a code a value, and where which words are kept exactly."""
+    step = reader.take(4).view("<f4")
+    codes = reader.take(count)
+    where = np.flatnonzero(codes == _ESCAPE).astype(np.uint32)
+    exact = np.empty(len(where), dtype=dtype)
     planes.decode(reader, exact)
+    return step, codes, where, exact
+
+
+def bounded_values(step: NDArray[np.float32], codes: NDArray[np.uint8]) -> Floats:
+    """As far as they are not kept exactly."""
+    values: Floats = (codes.astype(np.int16) - 127).astype(np.float32) * step[0]
+    return values
+
+
+def _decode_bounded(reader: Reader, target: Words, predicted: Floats, element: Element) -> None:
+    step, codes, where, exact = take_bounded(reader, len(target), target.dtype)
+    np.copyto(target, words_of_floats(bounded_values(step, codes) + predicted, element))
     target[where] = exact

@@ -132,7 +132,7 @@ static __device__ void store_value(u8* target, u64 i, float value, u32 element) 
 
 // ---- sections of frames whose entropy coding was undone on the host (codec/unpacked.py): planes are merged, codes become values
 
-enum { PLAIN = 0, PLANES = 1, UNIFORM = 2 };
+enum { PLAIN = 0, PLANES = 1, UNIFORM = 2, ROTATED = 3, BOUNDED = 4 };
 
 struct Section {
     u64 source, target;
@@ -171,6 +171,54 @@ static __device__ void dequantise(const Section& s, const u8* packed, u8* to, u3
     }
 }
 
+#define ROTATED_COLUMNS_MAX 256u
+
+// The levels of Max's quantiser for 2, 3 and 4 bits (codec/lossy.py), one after the other.
+static __device__ const float GAUSS[14] = {0.4528f, 1.510f, 0.2451f, 0.7560f, 1.344f, 2.152f, 0.1284f,
+                                           0.3881f, 0.6568f, 0.9424f, 1.256f,  1.618f, 2.069f, 2.733f};
+
+// A float16 a row, a code a value; `grid` bits each. A thread takes a row: codes to values, Walsh-Hadamard, signs.
+static __device__ void unrotate(const Section& s, const u8* packed, u8* to, u32 first, u32 step) {
+    const u16* norm = (const u16*)packed;
+    const u8* codes = (const u8*)(norm + s.groups);
+    const u32 levels = 1u << (s.grid - 1u), begin = levels - 2u;
+    const float share = 1.0f / (float)s.columns;
+    float row[ROTATED_COLUMNS_MAX];
+    for (u32 r = s.begin / s.columns + first; r * s.columns < s.end; r += step) {
+        const float size = half_value(norm[r]);
+        for (u32 c = 0; c < s.columns; c++) {
+            const u8 code = codes[r * s.columns + c];
+            const float level = GAUSS[begin + (code & (levels - 1u))];
+            row[c] = MULTIPLY(code >> (s.grid - 1u) & 1u ? -level : level, size);
+        }
+        for (u32 half = 1; half < s.columns; half *= 2)
+            for (u32 c = 0; c < s.columns; c++)
+                if (!(c & half)) {
+                    const float left = row[c], right = row[c + half];
+                    row[c] = ADD(left, right);
+                    row[c + half] = ADD(left, -right);
+                }
+        for (u32 c = 0; c < s.columns; c++) {
+            const u32 i = r * s.columns + c;
+            const float sign = ((u64)(c + 1u) * 0x9E3779B97F4A7C15ULL) >> 63 ? -share : share;
+            if (i >= s.begin && i < s.end) store_value(to, i - s.begin, ADD(MULTIPLY(row[c], sign), 0.0f), s.element);
+        }
+    }
+}
+
+// Numbers of a step; those with code 255 are kept exactly: where and which, in a list before the codes.
+static __device__ void unbound(const Section& s, const u8* packed, u8* to, u32 first, u32 step) {
+    const float size = *(const float*)packed;
+    const u32* where = (const u32*)packed + 1;
+    const u32* exact = where + s.groups;
+    const u8* codes = (const u8*)(exact + s.groups);
+    for (u32 i = s.begin + first; i < s.end; i += step)
+        if (codes[i] != 255) store_value(to, i - s.begin, ADD(MULTIPLY((float)((int)codes[i] - 127), size), 0.0f), s.element);
+    for (u32 k = first; k < s.groups; k += step)
+        if (where[k] >= s.begin && where[k] < s.end)
+            for (u32 b = 0; b < s.width; b++) to[(u64)(where[k] - s.begin) * s.width + b] = (u8)(exact[k] >> (8 * b));
+}
+
 extern "C" __global__ void expand_sections(const Section* sections, u32 count, const u8* packed, u8* pool) {
     for (u32 n = blockIdx.x; n < count; n += gridDim.x) {
         const Section s = sections[n];
@@ -178,6 +226,8 @@ extern "C" __global__ void expand_sections(const Section* sections, u32 count, c
         u8* to = pool + s.target;
         if (s.crossing == PLANES) merge_planes(s, from, to, threadIdx.x, blockDim.x);
         else if (s.crossing == UNIFORM) dequantise(s, from, to, threadIdx.x, blockDim.x);
+        else if (s.crossing == ROTATED) unrotate(s, from, to, threadIdx.x, blockDim.x);
+        else if (s.crossing == BOUNDED) unbound(s, from, to, threadIdx.x, blockDim.x);
         else copy_tile(to, from + (u64)s.begin * s.width, (u64)(s.end - s.begin) * s.width);
     }
 }

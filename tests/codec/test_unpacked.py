@@ -22,7 +22,12 @@ STEPS = {
     "rotated": Step(Method.ROTATED, 4),
     "bounded": Step(Method.BOUNDED, 4),
 }
-CROSSINGS = {Method.PLANES: Crossing.PLANES, Method.UNIFORM: Crossing.UNIFORM}
+CROSSINGS = {
+    Method.PLANES: Crossing.PLANES,
+    Method.UNIFORM: Crossing.UNIFORM,
+    Method.ROTATED: Crossing.ROTATED,
+    Method.BOUNDED: Crossing.BOUNDED,
+}
 NUMBERS = [Element.BF16, Element.F16, Element.F8E4M3, Element.F8E5M2, Element.F32]
 
 
@@ -91,7 +96,9 @@ def test_other_codecs_and_frames_that_refer_cross_as_they_are() -> None:
         unpacked.unpack(Codec.FRAME, p_frame, len(plain))
 
 
-@pytest.mark.parametrize("name", ["planes", "uniform INT4", "by channel", "symbols"])
+@pytest.mark.parametrize(
+    "name", ["planes", "uniform INT4", "by channel", "symbols", "rotated", "bounded"]
+)
 def test_a_damaged_frame_is_corrupt_or_gives_as_many_bytes(name: str) -> None:
     plain = values_of(Element.BF16, 16_384)
     plan = Plan(Element.BF16, (STEPS[name],), rows=32, columns=128, section_bytes=16_384)

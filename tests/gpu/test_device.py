@@ -109,6 +109,8 @@ STEPS = [
     Step(Method.PLANES),
     *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
     Step(Method.UNIFORM, int(Grid.INT4) | BY_CHANNEL),
+    Step(Method.ROTATED, 4),
+    Step(Method.BOUNDED, 4),
 ]
 
 

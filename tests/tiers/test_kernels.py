@@ -171,6 +171,8 @@ STEPS = [
     Step(Method.ZSTD, 1),
     *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
     *(Step(Method.UNIFORM, int(grid) | BY_CHANNEL) for grid in (Grid.INT8, Grid.FP4)),
+    *(Step(Method.ROTATED, bits) for bits in (2, 3, 4)),
+    *(Step(Method.BOUNDED, power) for power in (1, 4, 6)),
 ]
 
 
