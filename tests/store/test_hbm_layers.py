@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored.core.calls import Acquire, ReadStatus
+from kvstored.core.calls import ReadStatus
 from kvstored.core.columnar import Grant
 from kvstored.core.types import Layout, TierId
 from kvstored.errors import InvalidArgument, LeaseLost, Unavailable
@@ -64,16 +64,7 @@ class Slowly(World):
     async def early(
         self, session: Session, layout: Layout, numbers: range, layers: int = LAYERS
     ) -> Grant:
-        call = Acquire(
-            session=session.core,
-            ns=layout.id,
-            shard=0,
-            keys=keys_of(layout, numbers),
-            groups_mask=1,
-            ttl_s=30.0,
-            tier=TierId.HBM,
-        )
-        return await self.store.acquire(call, layout, wait_s=5.0, layers=layers)
+        return await self.acquire(session, layout, numbers, tier=TierId.HBM, layers=layers)
 
     def check_layers(self, grant: Grant, numbers: range, ready: int) -> None:
         """The first layers are there, and no byte of the others."""

@@ -213,6 +213,7 @@ class World:
         numbers: Sequence[int],
         wait_s: float = 5.0,
         tier: TierId = TierId.DRAM,
+        layers: int = 0,
     ) -> Grant:
         """In HBM what lies there: required groups."""
         groups = layout.spec.groups
@@ -226,7 +227,7 @@ class World:
             ttl_s=30.0,
             tier=tier,
         )
-        return await self.store.acquire(call, layout, wait_s=wait_s)
+        return await self.store.acquire(call, layout, wait_s=wait_s, layers=layers)
 
     def content(self, block: ReadBlock, group: int = 0) -> Bytes:
         piece = block.pieces[group]
