@@ -126,7 +126,7 @@ def ceiling(device: CudaDevice, memory: np.ndarray, kind: int) -> float:  # type
     """Chunk by chunk, as the memory was pinned: a copy over the end of a chunk is refused."""
     runtime: Any = device._runtime
     stream: Any = device._cupy.cuda.Stream(non_blocking=True)
-    chunk = 64 << 20
+    chunk = min(64 << 20, TOTAL_BYTES)
 
     def copy() -> None:
         for begin in range(0, TOTAL_BYTES, chunk):

@@ -9,6 +9,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,6 +135,12 @@ class _Mapping:
     """What every array over a pool keeps alive: with the last of them the mapping ends."""
 
 
+def _destroy(runtime: Any, events: dict[bytes, int]) -> None:
+    for event in events.values():
+        with suppress(runtime.CUDARuntimeError):  # with its daemon it may be gone
+            runtime.eventDestroy(event)
+
+
 class _CudaPool:
     def __init__(self, facts: pb.GpuPoolResponse) -> None:
         try:
@@ -142,7 +149,10 @@ class _CudaPool:
             raise Unavailable(f"cupy cannot be imported: {error}; read from dram") from error
         runtime = cupy.cuda.runtime
         self._cupy: Any = cupy
-        self._events: dict[bytes, int] = {}  # the daemon records the same few again and again
+        self._events: dict[bytes, int] = {}
+        """Opened once: the daemon records the same few again and again."""
+        closing = weakref.finalize(self, _destroy, runtime, self._events)
+        closing.atexit = False  # as below
         try:
             device = runtime.deviceGetByPCIBusId(facts.device.decode())
             self._device: Any = cupy.cuda.Device(device)

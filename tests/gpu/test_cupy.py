@@ -27,6 +27,7 @@ CALLS = {
     "ipcCloseMemHandle": ("devPtr",),
     "ipcGetEventHandle": ("event",),
     "ipcOpenEventHandle": ("handle",),
+    "eventDestroy": ("event",),
     "streamWaitEvent": ("stream", "event", "flags"),
 }
 """Of `cupy.cuda.runtime`: what Cython wrote into their docstrings."""

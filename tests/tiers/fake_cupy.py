@@ -140,6 +140,9 @@ class FakeRuntime:
         self.calls.append("event open")
         return int.from_bytes(handle, "little")
 
+    def eventDestroy(self, event: int) -> None:
+        self.calls.append("event destroyed")
+
     def streamWaitEvent(self, stream: int, event: int) -> None:
         self.calls.append(f"stream {stream} waits for {event}")
 

@@ -222,6 +222,8 @@ def test_clients_open_an_event_once_and_let_their_stream_wait_for_it(runtime: Fa
     pool.wait_event(event, 77, 1.0)
     waits = [call for call in runtime.calls if call.startswith("stream 77 waits")]
     assert (runtime.calls.count("event open"), len(waits)) == (1, 2)
+    del pool
+    assert runtime.calls.count("event destroyed") == 1
     copies.wait(0)
     copies.close()
     device.close()
@@ -250,12 +252,12 @@ def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reach
 ) -> None:
     from bench import gpu
 
-    monkeypatch.setattr(gpu, "TOTAL_BYTES", 64 << 20)
+    monkeypatch.setattr(gpu, "TOTAL_BYTES", 8 << 20)
     monkeypatch.setattr(gpu, "PACKED_BYTES", 256 << 10)
     monkeypatch.setattr(gpu, "PIECES", [64 << 10, 1 << 20])
     monkeypatch.setattr(gpu, "REPEATS", 1)
     monkeypatch.setattr(sys, "argv", ["bench.gpu"])
-    runtime.device_bytes = 192 << 20
+    runtime.device_bytes = 64 << 20
     assert gpu.main() in (0, 1)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [

@@ -16,10 +16,10 @@ from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.layered import PARTS_MAX, layers_in, layers_of, runs_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.stand_in import HostCopies, HostDevice
-from tests.tiers.conformance import SEGMENT_UNITS, piece, read_one, same_bytes, scattered
+from tests.tiers.conformance import piece, read_one, same_bytes, scattered
 from tests.tiers.fake_cupy import FakeCupy, FakeRuntime
 
-POOL_BYTES = SEGMENT_UNITS * UNIT_BYTES
+POOL_BYTES = 16 << 20
 
 
 @pytest.fixture
