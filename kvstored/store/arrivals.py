@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kvstored.errors import LeaseLost, Unavailable
 from kvstored.tiers.layered import Layers
 
+FAILED = "the copy to the gpu failed: read from dram, or compute"
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -25,7 +27,7 @@ class Arrival:
         self._loop = asyncio.get_running_loop()
         self._events: list[Sequence[tuple[int, bytes]]] = []
         self._arrived = 0
-        self._has_failed = False
+        self._has_failed = self._is_void = False
         self._changed = asyncio.Event()
 
     def submitted(self, part: int, events: Sequence[tuple[int, bytes]]) -> None:
@@ -33,6 +35,11 @@ class Arrival:
 
     def arrived(self, part: int) -> None:
         self._loop.call_soon_threadsafe(self._arrive, part + 1)
+
+    def void(self) -> None:
+        """Some of it will never be there: told before the first of it is."""
+        self._is_void = True
+        self._changed.set()
 
     def end(self, there: int, failed: int) -> None:
         """As of all that was to be copied."""
@@ -50,10 +57,12 @@ class Arrival:
         parts = self._parts_of(wanted)
         until_s = self._loop.time() + wait_s
         while True:
+            if self._is_void:
+                raise Unavailable(FAILED)
             if self._arrived >= parts:
                 return Progress(self.layers.ready(self._arrived))
             if self._has_failed:
-                raise Unavailable("the copy to the gpu failed: read from dram, or compute")
+                raise Unavailable(FAILED)
             if (
                 on_its_way
                 and len(self._events) >= parts

@@ -16,6 +16,7 @@ from kvstored.tiers.arena import Arena
 from kvstored.tiers.base import Carried, Crossed, PieceRef, PieceRun, Tier, Views, ref_of
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.record import RECORD, Base, Record, State
+from kvstored.tiers.views import hash_of
 
 Result = Record | KvstoredError
 OTHER_PIECE = "the stored piece is not the one that the books name"
@@ -71,11 +72,29 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
     return results
 
 
+def check(arena: Arena, batch: Sequence[CopyTask]) -> list[Result | None]:
+    """Of each piece in DRAM the fault, None where its bytes are what they should be."""
+    return [
+        None
+        if hash_of(arena.views(move.source, move.length)) == move.checksum
+        else Corrupt(f"source does not match its checksum: length={move.length}")
+        for task in batch
+        for move in task.moves
+    ]
+
+
 def lift_in_order(
-    arena: Arena, hbm: Hbm, batch: Sequence[CopyTask], arrival: Arrival
+    arena: Arena,
+    hbm: Hbm,
+    batch: Sequence[CopyTask],
+    arrival: Arrival,
+    faults: Sequence[Result | None],
 ) -> list[Result]:
-    """DRAM -> HBM, layer by layer over all of them."""
-    results = hbm.write_in_order(_in_dram(arena, batch), arrival.layers, arrival)
+    """DRAM -> HBM, layer by layer over all of them; `faults` as `check` found them."""
+    items = _in_dram(arena, batch)
+    sound = [item for item, fault in zip(items, faults, strict=True) if fault is None]
+    written = iter(hbm.write_in_order(sound, arrival.layers, arrival))
+    results = [next(written) if fault is None else fault for fault in faults]
     _drop_orphans(hbm, batch, results)
     return results
 

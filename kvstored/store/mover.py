@@ -16,7 +16,7 @@ from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import CopyTask
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.types import KeyBatch, Part, TierId
-from kvstored.errors import Busy, KvstoredError
+from kvstored.errors import Busy, KvstoredError, Unavailable
 from kvstored.store import carrying
 from kvstored.store.arrivals import Arrival
 from kvstored.store.carrying import Result, by_task, joined, none_of
@@ -115,7 +115,11 @@ class Mover:
         if keys is not None and tasks:
             self._note_keys(tasks, keys)
         for batch in self._batches(tasks) if arrival is None else [tasks]:
-            self._submit_tasks(batch, order)
+            self._open(batch)
+            if arrival is None:
+                self._submit_tasks(batch, order)
+            else:
+                self._check_first(batch, order)
         for each in copying:
             if isinstance(each, CopyRun):
                 for part in self._commits(each):
@@ -149,13 +153,52 @@ class Mover:
 
     # ---- tasks
 
-    def _submit_tasks(self, batch: list[CopyTask], order: Order) -> None:
+    def _open(self, batch: Sequence[CopyTask]) -> None:
+        for task in batch:
+            self._flights.begin([task.target_copy])
+        self._tasks_now += len(batch)
+
+    def _check_first(self, batch: list[CopyTask], order: Order) -> None:
+        """Sources of copies that go up in order are all hashed before the first byte goes, by as many threads as the lane has: one would take longer than
+        the link."""
+        arena, lane = self._shell.tiers.arena, self._shell.tiers.lane(TierId.HBM)
+        share = -(-len(batch) // lane.threads)
+        parts = [batch[begin : begin + share] for begin in range(0, len(batch), share)]
+        found: dict[int, list[Result | None]] = {}
+
+        def landed(at: int, end: Ended[list[Result | None]]) -> None:
+            self._report(end.error)
+            count = sum(len(task.moves) for task in parts[at])
+            lost = [Unavailable(f"not checked: {end.error!r}")] * count
+            found[at] = end.unwrap() if end.error is None else [*lost]
+            if len(found) == len(parts):
+                faults = [fault for i in range(len(parts)) for fault in found[i]]
+                if any(faults) and order.arrival is not None:
+                    order.arrival.void()
+                self._submit_tasks(batch, order, faults)
+
+        for at, part in enumerate(parts):
+            try:
+                running = lane.submit(partial(carrying.check, arena, part), order.urgency)
+            except Busy as error:
+                landed(at, Ended(None, error))
+            else:
+                running.when_ended(partial(landed, at))
+
+    def _submit_tasks(
+        self, batch: list[CopyTask], order: Order, faults: Sequence[Result | None] = ()
+    ) -> None:
+        """`faults`: of pieces that were looked at before."""
         way = Way(_other_tier(batch[0]), batch[0].target, sum(task.size_bytes for task in batch))
 
         def work() -> list[Result]:
             if not order.is_wanted():
                 return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
-            return self._carry(batch, order.arrival)
+            if order.arrival is not None:
+                tiers = self._shell.tiers
+                arena, hbm = tiers.arena, tiers.hbm_records
+                return carrying.lift_in_order(arena, hbm, batch, order.arrival, faults)
+            return self._carry(batch)
 
         def landed(end: Ended[list[Result]]) -> None:
             self._report(end.error)
@@ -166,18 +209,13 @@ class Mover:
                 self._flights.land([task.target_copy])
             self._end(order, there, len(batch))
 
-        for task in batch:
-            self._flights.begin([task.target_copy])
-        self._tasks_now += len(batch)
         self._submit(work, order, way, landed)
 
-    def _carry(self, batch: Sequence[CopyTask], arrival: Arrival | None) -> list[Result]:
+    def _carry(self, batch: Sequence[CopyTask]) -> list[Result]:
         """In the lane's thread."""
         tiers, (source, target) = self._shell.tiers, (batch[0].source, batch[0].target)
         if target is TierId.DRAM:
             return carrying.load(tiers.arena, tiers.tier(source), batch)
-        if arrival is not None:
-            return carrying.lift_in_order(tiers.arena, tiers.hbm_records, batch, arrival)
         if source is TierId.DRAM:
             return carrying.store(tiers.arena, tiers.tier(target), batch)
         return carrying.lift_packed(tiers, batch)

@@ -119,25 +119,22 @@ class Hbm:
     def write_in_order(
         self, items: Sequence[tuple[Record, Views]], layers: Layers, told: Told
     ) -> list[Record | KvstoredError]:
-        """As `write`, range of layers by range of layers over all pieces; all of them were checked before the first."""
-        outcomes = [self._writable(record, source) for record, source in items]
-        sound = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Record)]
+        """As `write`, range of layers by range of layers over all pieces, whose bytes the caller has checked: it does so before the first one goes."""
         with self._lock:
-            for i in sound:
-                self._records.pop(_head(items[i][0].place), None)
+            for record, _ in items:
+                self._records.pop(_head(record.place), None)
         try:
             if self.fault is not None:
                 raise self._off()
-            self._carry(runs_of([(items[i][0].place, items[i][1]) for i in sound]), layers, told)
+            self._carry(runs_of([(record.place, source) for record, source in items]), layers, told)
         except KvstoredError as error:
             if not isinstance(error, NoSpace):
                 self.fail(error)
-            return [error if isinstance(each, Record) else each for each in outcomes]
+            return [error] * len(items)
+        outcomes = [self._stored(record) for record, _ in items]
         with self._lock:
-            for outcome in outcomes:
-                if isinstance(outcome, Record):
-                    self._records[_head(outcome.place)] = outcome
-        return outcomes
+            self._records.update((_head(outcome.place), outcome) for outcome in outcomes)
+        return [*outcomes]
 
     def _carry(self, runs: Runs, layers: Layers, told: Told) -> None:
         """Everything is on its way before the first wait."""

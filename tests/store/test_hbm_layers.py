@@ -170,6 +170,30 @@ def test_a_copy_that_fails_on_the_way_is_told_to_who_waits(world: Slowly) -> Non
     running(world, main)
 
 
+def test_a_source_that_is_bad_is_found_before_its_first_layer_goes(world: Slowly) -> None:
+    async def main() -> None:
+        layout = await world.open()
+        session = world.session()
+        world.put(session, layout, range(6))
+        grant = await world.acquire(session, layout, [2])
+        piece = grant.blocks[0].pieces[0]
+        assert piece is not None
+        world.arena.views(piece.place, piece.length)[0][17] ^= 1
+        world.store.release(session, [grant.lease])
+        early = await world.early(session, layout, range(6))
+        world.let(*range(LAYERS))
+        with pytest.raises(Unavailable):
+            await wait(world, session, early.lease, LAYERS)
+        await world.settle()
+        assert where(world, layout, range(6)) == [HBM | DRAM] * 2 + [0] + [HBM | DRAM] * 3
+        for number in (0, 1, 3, 4, 5):
+            world.check_hbm_content(early.blocks[number], number)
+        world.store.release(session, [early.lease])
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
 def test_a_reader_that_leaves_early_gives_its_lease_back_and_the_copy_goes_on(
     world: Slowly,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvstored.core.types import UNIT_BYTES, Extent, GroupKind, GroupSpec, NamespaceSpec
-from kvstored.errors import Corrupt, InvalidArgument, Unavailable
+from kvstored.errors import InvalidArgument, Unavailable
 from kvstored.tiers.cuda import CudaDevice
 from kvstored.tiers.device import Device, Moves, moves_of, open_device
 from kvstored.tiers.hbm import Hbm
@@ -153,14 +153,6 @@ def test_a_driver_that_shares_no_events_gives_no_handles(runtime: FakeRuntime) -
     copies.wait(0)
     copies.close()
     device.close()
-
-
-def test_a_source_that_is_bad_is_found_before_its_first_layer(hbm: Hbm) -> None:
-    good, bad = (piece(i, (Extent(0, i * 40, 2),), 8192) for i in (1, 2))
-    bad[1][0][5] ^= 1
-    outcomes = hbm.write_in_order([good, bad], layers_of(4), Told())
-    assert isinstance(outcomes[0], Record)
-    assert isinstance(outcomes[1], Corrupt)
 
 
 class Lost(HostDevice):
