@@ -6,17 +6,26 @@ Each figure is the median of five copies of TOTAL_BYTES, the planning of the sub
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from kvstored.codec import blocks
+from kvstored.codec.elements import Element
+from kvstored.codec.frame import Codec
+from kvstored.codec.lossy import Grid
+from kvstored.codec.plan import Method, Plan, Step
+from kvstored.codec.unpacked import as_it_is, unpack
+from kvstored.codec.values import words_of_floats
 from kvstored.errors import KvstoredError
 from kvstored.tiers.cuda import CudaDevice
 from kvstored.tiers.device import Moves
+from kvstored.tiers.expansion import expansion_of
 from kvstored.tiers.submission import Pinned
 
 TOTAL_BYTES = 256 << 20
+PACKED_BYTES = 1 << 20
 PIECES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20]
 REPEATS = 5
 TARGET_BYTES, TARGET = 64 << 10, 0.8
@@ -62,11 +71,32 @@ def report(device: CudaDevice, memory: np.ndarray) -> int:  # type: ignore[type-
         print(f"{label(piece):>9} " + " ".join(cells))
         if piece == TARGET_BYTES:
             reached = min(shares[:2])
+    for line in packed(device):
+        print(line)
     verdict = "reached" if reached >= TARGET else "missed"
     print(
         f"target: {TARGET} of one large copy for {label(TARGET_BYTES)} pieces: {reached:.2f}, {verdict}"
     )
     return 0 if reached >= TARGET else 1
+
+
+def packed(device: CudaDevice) -> Iterator[str]:
+    """Pieces that cross packed: plain bytes a second, the hash of what lies in the pool included. `plain`: the same bytes, hashed but not coded."""
+    values = np.random.default_rng(1).normal(0, 1, PACKED_BYTES // 2).astype(np.float32)
+    plain = words_of_floats(values, Element.BF16).view(np.uint8)
+    whole = as_it_is(plain)
+    steps = {"planes": Step(Method.PLANES), "int8": Step(Method.UNIFORM, int(Grid.INT8))}
+    kinds = {"plain": whole}
+    for name, step in steps.items():
+        frame = blocks.encode(plain, Plan(Element.BF16, (step,), rows=256, columns=128))
+        kinds[name] = unpack(Codec.FRAME, frame, len(plain))
+    count = TOTAL_BYTES // PACKED_BYTES
+    for name, piece in kinds.items():
+        items = [(piece, [(i * PACKED_BYTES, PACKED_BYTES)]) for i in range(count)]
+        expansion = expansion_of(items)
+        figure = speed(lambda expansion=expansion: device.expand(expansion))  # type: ignore[misc]
+        share = len(expansion.packed) / TOTAL_BYTES
+        yield f"packed {name}: {figure:.1f} in {label(PACKED_BYTES)} pieces, of which {share:.2f} cross"
 
 
 def scattered(memory: np.ndarray, piece: int) -> Moves:  # type: ignore[type-arg]
@@ -96,7 +126,7 @@ def ceiling(device: CudaDevice, memory: np.ndarray, kind: int) -> float:  # type
     """Chunk by chunk, as the memory was pinned: a copy over the end of a chunk is refused."""
     runtime: Any = device._runtime
     stream: Any = device._cupy.cuda.Stream(non_blocking=True)
-    chunk = 64 << 20
+    chunk = min(64 << 20, TOTAL_BYTES)
 
     def copy() -> None:
         for begin in range(0, TOTAL_BYTES, chunk):
@@ -113,7 +143,7 @@ def ceiling(device: CudaDevice, memory: np.ndarray, kind: int) -> float:  # type
     return speed(copy)
 
 
-def speed(copy: Callable[[], None]) -> float:
+def speed(copy: Callable[[], object]) -> float:
     """GB/s, after one copy that is not counted."""
     copy()
     taken: list[float] = []

@@ -89,8 +89,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     adopted = arena.adopt(fds)
     slab_bytes = min(SLAB_BYTES, config.disk.capacity_bytes // UNIT_BYTES * UNIT_BYTES)
     disk = _disk(config, clock, slab_bytes) if slab_bytes else None
-    gpus = config.hbm
-    hbm = Hbm(gpus.devices, gpus.capacity_bytes, open_device) if gpus.devices else None
+    hbm = _hbm(config.hbm) if config.hbm.devices else None
     tiers = Tiers(
         arena=arena,
         arena_lane=Lane("arena", threads=ARENA_THREADS, queue_max=LANE_QUEUE_MAX),
@@ -104,10 +103,11 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         flush_disk_counters=disk.flush_counters if disk is not None else lambda _: None,
         relink_disk=disk.relink if disk is not None else lambda _: None,
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
+        unpack_disk=disk.unpack if disk is not None else lambda _: [],
         coding=disk.coding if disk is not None else Coding(Codec.RAW),
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
         hbm=hbm,
-        hbm_lane=_hbm_lane() if gpus.devices else None,
+        hbm_lane=_hbm_lane() if config.hbm.devices else None,
     )
     catalog = Catalog(
         tiers=tier_limits(config, has_disk=disk is not None),
@@ -269,6 +269,10 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
     except KvstoredError as error:
         log.warning("the disk tier is off", path=str(config.disk.path), error=str(error))
         return None
+
+
+def _hbm(section: sections.Hbm) -> Hbm:
+    return Hbm(section.devices, section.capacity_bytes, open_device)
 
 
 def _hbm_lane() -> Lane:

@@ -145,11 +145,17 @@ class AsyncNamespace:
         return self._viewed(get)
 
     def map_gpu(
-        self, keys: Keys, *, groups: Sequence[str] | None = None, shard: int = 0, ttl_s: float = 0
+        self,
+        keys: Keys,
+        *,
+        groups: Sequence[str] | None = None,
+        shard: int = 0,
+        ttl_s: float = 0,
+        layers: int = 0,
     ) -> AbstractAsyncContextManager[View]:
-        """The same in GPU memory; see `Namespace.map_gpu`."""
+        """The same in GPU memory; see `Namespace.map_gpu`. `View.wait_layers` blocks: run it in a thread."""
         get = functools.partial(
-            self.blocking.map_gpu, keys, groups=groups, shard=shard, ttl_s=ttl_s
+            self.blocking.map_gpu, keys, groups=groups, shard=shard, ttl_s=ttl_s, layers=layers
         )
         return self._viewed(get)
 

@@ -9,6 +9,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +17,12 @@ import numpy as np
 
 from kvstored.client.results import Blocks
 from kvstored.client.runs import blocks_made
-from kvstored.errors import Corrupt, Unavailable
+from kvstored.clock import SystemClock
+from kvstored.errors import Corrupt, DeadlineExceeded, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import Pieces
 
+_LOOK_S = 0.0005
 GpuArray = Any
 """cupy.ndarray, which has no types, or numpy's."""
 Fetch = Callable[[int], pb.GpuPoolResponse]
@@ -36,6 +39,10 @@ class Pool(Protocol):
 
     def settle(self) -> None:
         """Wait until the GPU is done with what this process has asked of it so far."""
+        ...
+
+    def wait_event(self, handle: bytes, stream: int, timeout_s: float) -> None:
+        """What is put on this stream from now on comes after the event. Unavailable where the event cannot be opened here."""
         ...
 
 
@@ -107,9 +114,31 @@ class _HostPool:
     def settle(self) -> None:
         """Reads of host memory are done when they return."""
 
+    def wait_event(self, handle: bytes, stream: int, timeout_s: float) -> None:
+        """A stand-in has no streams: the caller waits."""
+        path, word, number = handle.decode().split()
+        until_s = SystemClock().elapsed_s() + timeout_s
+        try:
+            with Path(path).open("rb") as file:
+                words = np.frombuffer(
+                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype=np.uint64
+                )
+        except OSError as error:
+            raise Unavailable(f"the stand-in's events cannot be mapped: {error}") from error
+        while words[int(word)] < int(number):
+            if SystemClock().elapsed_s() > until_s:
+                raise DeadlineExceeded("the layers did not come in time")
+            threading.Event().wait(_LOOK_S)
+
 
 class _Mapping:
     """What every array over a pool keeps alive: with the last of them the mapping ends."""
+
+
+def _destroy(runtime: Any, events: dict[bytes, int]) -> None:
+    for event in events.values():
+        with suppress(runtime.CUDARuntimeError):  # with its daemon it may be gone
+            runtime.eventDestroy(event)
 
 
 class _CudaPool:
@@ -120,6 +149,10 @@ class _CudaPool:
             raise Unavailable(f"cupy cannot be imported: {error}; read from dram") from error
         runtime = cupy.cuda.runtime
         self._cupy: Any = cupy
+        self._events: dict[bytes, int] = {}
+        """Opened once: the daemon records the same few again and again."""
+        closing = weakref.finalize(self, _destroy, runtime, self._events)
+        closing.atexit = False  # as below
         try:
             device = runtime.deviceGetByPCIBusId(facts.device.decode())
             self._device: Any = cupy.cuda.Device(device)
@@ -143,3 +176,13 @@ class _CudaPool:
 
     def settle(self) -> None:
         self._device.synchronize()
+
+    def wait_event(self, handle: bytes, stream: int, timeout_s: float) -> None:
+        runtime = self._cupy.cuda.runtime
+        try:
+            with self._device:
+                if handle not in self._events:
+                    self._events[handle] = runtime.ipcOpenEventHandle(handle)
+                runtime.streamWaitEvent(stream, self._events[handle])
+        except runtime.CUDARuntimeError as error:
+            raise Unavailable(f"an event of the daemon cannot be opened: {error}") from error

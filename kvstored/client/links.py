@@ -1,6 +1,6 @@
 """What a namespace asks of its transport: the shape that local and remote links share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
+from kvstored.client.gpu import Pool
 from kvstored.client.keys import Keys
 from kvstored.client.results import Block, GetResult, OpenedNamespace, OptimisticReads
 from kvstored.client.rows import Rows
@@ -106,6 +107,8 @@ class Leased:
     miss_reason: str
     settle: Callable[[], None] = lambda: None
     """Called before the lease ends: waits for readers that the caller cannot see, a GPU's."""
+    pools: Mapping[int, Pool] | None = None
+    """Where layers of it may still be on their way to; None where all is there."""
 
 
 class Link(Protocol):
@@ -138,6 +141,10 @@ class Link(Protocol):
 
     def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
         """The same in GPU memory; Unavailable where that is not shared."""
+        ...
+
+    def wait_layers(self, leased: Leased, layers: int, stream: int | None, timeout_s: float) -> int:
+        """How many from the first on are there, or come before what is put on this stream from now on."""
         ...
 
     def release(self, leased: Leased, timeout_s: float) -> bool:

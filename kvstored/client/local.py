@@ -13,7 +13,7 @@ from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.gpu import Pool, Pools, blocks_on_gpu
-from kvstored.client.links import GetCall, Glance, Leased, PutPart
+from kvstored.client.links import GetCall, Glance, Leased, PutPart, milliseconds
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.reserved import ReservedPuts
 from kvstored.client.results import Blocks, GetResult
@@ -54,6 +54,9 @@ _COPY_LEASE_MS = 10_000
 _SURE_S = 0.08
 """An unverified copy, or a view, that ended so soon after its lease was asked for had it all the time: no configuration ends a lease in less than 0.1 s,
 the daemon counts from when it was asked, and it still lives. It tells nothing of a leased copy to anybody before; the rest are asked about."""
+
+_ANSWER_S = 1.0
+"""Beside the time that the daemon waits for layers."""
 
 _READ = {int(status): status for status in ReadStatus}
 _FILL = {int(status): status for status in FillStatus}
@@ -227,7 +230,7 @@ class LocalDataLink:
         )
 
     def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
-        """The daemon answers when the bytes are there and its GPU has said so: no event has to be passed on."""
+        """The daemon answers when the bytes are there and its GPU has said so, or, asked for layers, when they are on their way."""
         call.request.tier = "hbm"
         answer = self._acquire(call, timeout_s)
         try:
@@ -254,7 +257,26 @@ class LocalDataLink:
             status=tuple([_READ[each] for each in status]),
             miss_reason=answer.miss_reason,
             settle=settle,
+            pools=pools if answer.arriving else None,
         )
+
+    def wait_layers(self, leased: Leased, layers: int, stream: int | None, timeout_s: float) -> int:
+        if leased.pools is None:
+            return layers
+        request = pb.WaitLayersRequest(
+            session=self.session.token,
+            lease=leased.lease,
+            layers=layers,
+            wait_ms=max(1, milliseconds(timeout_s)),  # 0 would be the daemon's default
+            events=stream is not None,
+        )
+        answer = self.call("WaitLayers", request, pb.WaitLayersResponse, timeout_s + _ANSWER_S)
+        if answer.events and stream is not None:
+            for event in answer.events:
+                pool = leased.pools.get(event.segment)  # None: nothing of it is read here
+                if pool is not None:
+                    pool.wait_event(event.handle, stream, timeout_s)
+        return answer.layers
 
     def _pool(self, segment: int, timeout_s: float) -> Pool:
         def fetch(number: int) -> pb.GpuPoolResponse:

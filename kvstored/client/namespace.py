@@ -264,11 +264,15 @@ class Namespace(NamespaceCalls):
         shard: int = 0,
         ttl_s: float = 0,
         exact: bool = False,
+        layers: int = 0,
         load_deadline_s: float = 0,
         timeout_s: float | None = None,
     ) -> View:
         """Blocks in the daemon's GPU memory, brought there first where they lie elsewhere, under a lease as of `get_view`: CuPy arrays that
         PyTorch and JAX take as they are. Required groups only.
+
+        `layers`: every piece holds so many in equal parts; the view is there as soon as copies from DRAM are on their way, in the order of layers, and
+        only what `view.wait_layers` has answered for may be read.
 
         Leaving the view waits for the whole GPU to be done with what this process asked of it. Nothing can keep another process from
         writing to mapped GPU memory, so write to none of it. Unavailable where there is no such tier or it is not shared with this
@@ -276,8 +280,9 @@ class Namespace(NamespaceCalls):
         """
         call = self._acquire(keys, groups, shard, True, load_deadline_s, ttl_s, exact=exact)
         with self._link(timeout_s) as link:
+            call.request.layers = layers
             leased = link.lease_on_gpu(call, self._timeout_s(timeout_s))
-        return View(leased, release=self._released, renew=self._renewed)
+        return View(leased, release=self._released, renew=self._renewed, wait=self._waited)
 
     # ---- inside
 
@@ -360,6 +365,12 @@ class Namespace(NamespaceCalls):
                 return link.release(leased, self._client.timeout_s)
         except KvstoredError as error:
             raise LeaseLost(f"whether the lease held is not known: {error}") from error
+
+    def _waited(self, leased: Leased, layers: int, stream: int | None, timeout_s: float) -> int:
+        with self._client.link(None) as link:
+            if link.session is not leased.session:
+                raise LeaseLost("the session of a view has ended")
+            return link.wait_layers(leased, layers, stream, timeout_s)
 
     def _renewed(self, leased: Leased, ttl_s: float) -> bool:
         with self._client.link(None) as link:

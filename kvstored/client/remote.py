@@ -236,6 +236,10 @@ class RemoteLink:
             "gpu memory needs the local channel: connect to the daemon's Unix socket"
         )
 
+    def wait_layers(self, leased: Leased, layers: int, stream: int | None, timeout_s: float) -> int:
+        """Never reached by a view of this link: there is none."""
+        return 0
+
     def release(self, leased: Leased, timeout_s: float) -> bool:
         """Never reached by a view of this link: there is none."""
         return False

@@ -7,7 +7,7 @@ from typing import Self
 from kvstored.client.links import Leased
 from kvstored.client.results import Block
 from kvstored.core.calls import ReadStatus
-from kvstored.errors import LeaseLost
+from kvstored.errors import DeadlineExceeded, LeaseLost
 
 
 class View:
@@ -23,10 +23,12 @@ class View:
         *,
         release: Callable[[Leased], bool],
         renew: Callable[[Leased, float], bool],
+        wait: Callable[[Leased, int, int | None, float], int] = lambda _, layers, *__: layers,
     ) -> None:
         self._leased: Leased | None = leased
         self._release = release
         self._renew = renew
+        self._wait = wait
         self.blocks: tuple[Block | None, ...] = leased.blocks
         self.status: tuple[ReadStatus, ...] = leased.status
         self.miss_reason: str = leased.miss_reason
@@ -39,6 +41,18 @@ class View:
     def lease(self) -> int:
         """Its id, 0 where nothing was hit or it was released."""
         return self._leased.lease if self._leased is not None else 0
+
+    def wait_layers(self, layers: int, *, stream: int | None = None, timeout_s: float = 5) -> None:
+        """Until so many layers of every block, from the first on, are there: of a view by `map_gpu(layers=...)`; of others they are.
+
+        With `stream` (a cudaStream_t as a number) only what is put on it from now on waits, where the daemon's events can be shared with this process.
+        Raises DeadlineExceeded; Unavailable where the copy failed, and LeaseLost: then no layer that was not waited for is to be used.
+        """
+        if self._leased is None:
+            raise LeaseLost("the lease of a view has ended")
+        found = self._wait(self._leased, layers, stream, timeout_s)
+        if found < layers:
+            raise DeadlineExceeded(f"the layers are not there yet: layers={found} wanted={layers}")
 
     def renew(self, ttl_s: float) -> None:
         """From now on `ttl_s` more (bounded by the daemon); raises LeaseLost when it had ended."""

@@ -101,7 +101,7 @@ def encode_into(
 
 def decode(stored: Bytes, target: Bytes, references: Sequence[Known] = ()) -> Header:
     """Fill `target` with the whole block; Corrupt unless it is exactly as long, the references are the frame's own, and all checksums match."""
-    header = _parsed(stored, len(target))
+    header = parsed(stored, len(target))
     _decode_sections(stored, header, target, references, range(len(header.sections)))
     if checksum_of(target) != header.checksum:
         raise Corrupt("decoded bytes do not match the frame's checksum")
@@ -117,7 +117,7 @@ def decode_range(
     """
     if not 0 <= begin <= end <= plain_bytes:
         raise InvalidArgument(f"range lies outside of the block: {begin=} {end=} {plain_bytes=}")
-    header = _parsed(stored, plain_bytes)
+    header = parsed(stored, plain_bytes)
     if begin == end:
         return np.zeros(0, dtype=np.uint8)
     first, last = begin // header.section_bytes, (end - 1) // header.section_bytes
@@ -135,7 +135,8 @@ def layer_range(plain_bytes: int, layers: int, begin: int, end: int) -> tuple[in
     return begin * size, end * size
 
 
-def _parsed(stored: Bytes, plain_bytes: int) -> Header:
+def parsed(stored: Bytes, plain_bytes: int) -> Header:
+    """The header of a frame of just these lengths."""
     header = layout.parse(stored, plain_bytes_max=plain_bytes)
     if header.plain_bytes != plain_bytes or header.stored_bytes != len(stored):
         raise Corrupt(

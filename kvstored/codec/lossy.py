@@ -10,8 +10,10 @@ values' standard deviation in the section over 2 to this power; no value is off 
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.codec import planes
 from kvstored.codec.elements import Element, Words
@@ -128,15 +130,32 @@ def _encode_uniform(writer: Writer, values: Floats, tile: Tile, parameter: int) 
     return True
 
 
+def take_uniform(
+    reader: Reader, tile: Tile, parameter: int
+) -> tuple[Words, Words, NDArray[np.uint8]]:
+    """What the streams of a UNIFORM section hold: least value and scale of each group as the bits of float16, and a code a value, group by group."""
+    _grid_of(parameter, Corrupt)
+    groups, length = group_shape(tile, parameter)
+    low, scale = np.empty(groups, dtype="<u2"), np.empty(groups, dtype="<u2")
+    for side in (low, scale):
+        planes.decode(reader, side)
+    return low, scale, reader.take(groups * length)
+
+
+def uniform_values(
+    low: Words, scale: Words, codes: NDArray[np.uint8], tile: Tile, parameter: int
+) -> Floats:
+    """The values of the section, in its order."""
+    base, size = (side.view(np.float16).astype(np.float32)[:, None] for side in (low, scale))
+    coded = codes.reshape(group_shape(tile, parameter))
+    if _grid_of(parameter, Corrupt) is Grid.FP4:
+        four = _FP4[coded & np.uint8(7)]
+        return _ungrouped(np.where(coded & np.uint8(8), -four, four) * size, tile, parameter)
+    return _ungrouped(coded.astype(np.float32) * size + base, tile, parameter)
+
+
 def _decode_uniform(reader: Reader, tile: Tile, parameter: int) -> Floats:
-    grid = _grid_of(parameter, Corrupt)
-    shape = _group_shape(tile, parameter)
-    low, scale = (_take_halves(reader, shape[0])[:, None] for _ in range(2))
-    codes = reader.take(shape[0] * shape[1]).reshape(shape)
-    if grid is Grid.FP4:
-        size = _FP4[codes & np.uint8(7)]
-        return _ungrouped(np.where(codes & np.uint8(8), -size, size) * scale, tile, parameter)
-    return _ungrouped(codes.astype(np.float32) * scale + low, tile, parameter)
+    return uniform_values(*take_uniform(reader, tile, parameter), tile, parameter)
 
 
 def _take_halves(reader: Reader, count: int) -> Floats:
@@ -151,7 +170,7 @@ def _grid_of(parameter: int, error: type[Corrupt] | type[InvalidArgument]) -> Gr
     return Grid(parameter & ~BY_CHANNEL)
 
 
-def _group_shape(tile: Tile, parameter: int) -> tuple[int, int]:
+def group_shape(tile: Tile, parameter: int) -> tuple[int, int]:
     """Groups of up to 64 values of one token, or of one channel; where 64 does not divide, the whole line."""
     tiles, rows, columns = tile
     line = rows if parameter & BY_CHANNEL else columns
@@ -163,7 +182,7 @@ def _grouped(values: Floats, tile: Tile, parameter: int) -> Floats:
     shaped = values.reshape(tile)
     if parameter & BY_CHANNEL:
         shaped = shaped.swapaxes(1, 2)
-    return np.ascontiguousarray(shaped).reshape(_group_shape(tile, parameter))
+    return np.ascontiguousarray(shaped).reshape(group_shape(tile, parameter))
 
 
 def _ungrouped(grouped: Floats, tile: Tile, parameter: int) -> Floats:
@@ -194,17 +213,26 @@ def _encode_rotated(writer: Writer, values: Floats, tile: Tile, bits: int) -> bo
     return True
 
 
-def _decode_rotated(reader: Reader, tile: Tile, bits: int) -> Floats:
+def take_rotated(reader: Reader, tile: Tile, bits: int) -> tuple[Words, NDArray[np.uint8]]:
+    """What the streams of a ROTATED section hold: each row's norm as the bits of float16, and a code a value."""
     columns = tile[2]
     if bits not in _GAUSS or columns & columns - 1 or columns > 4096:
         raise Corrupt(f"section cannot be rotated: {bits=} {columns=}")
-    count = tile[0] * tile[1]
-    norm = _take_halves(reader, count)[:, None]
-    codes = reader.take(count * columns).reshape(count, columns)
-    levels = _GAUSS[bits]
-    size = levels[codes & np.uint8(len(levels) - 1)]
-    turned = np.where(codes >> np.uint8(bits - 1) & np.uint8(1), -size, size) * norm
+    norm = np.empty(tile[0] * tile[1], dtype="<u2")
+    planes.decode(reader, norm)
+    return norm, reader.take(len(norm) * columns)
+
+
+def rotated_values(norm: Words, codes: NDArray[np.uint8], columns: int, bits: int) -> Floats:
+    levels, coded = _GAUSS[bits], codes.reshape(-1, columns)
+    size = levels[coded & np.uint8(len(levels) - 1)]
+    sign = coded >> np.uint8(bits - 1) & np.uint8(1)
+    turned = np.where(sign, -size, size) * norm.view(np.float16).astype(np.float32)[:, None]
     return _hadamard(turned) * (_signs(columns) * np.float32(1 / columns))
+
+
+def _decode_rotated(reader: Reader, tile: Tile, bits: int) -> Floats:
+    return rotated_values(*take_rotated(reader, tile, bits), tile[2], bits)
 
 
 def _hadamard(rows: Floats) -> Floats:
@@ -241,12 +269,25 @@ def _encode_bounded(writer: Writer, words: Words, true: Floats, values: Floats, 
     return True
 
 
-def _decode_bounded(reader: Reader, target: Words, predicted: Floats, element: Element) -> None:
-    step = reader.take(4).view("<f4")[0]
-    codes = reader.take(len(target))
-    values = (codes.astype(np.int16) - 127).astype(np.float32) * step + predicted
-    np.copyto(target, words_of_floats(values, element))
-    where = np.flatnonzero(codes == _ESCAPE)
-    exact = np.empty(len(where), dtype=target.dtype)
+def take_bounded(
+    reader: Reader, count: int, dtype: np.dtype[Any]
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint32], Words]:
+    """What the streams of a BOUNDED section hold: the step, a code a value, and where which words are kept exactly."""
+    step = reader.take(4).view("<f4")
+    codes = reader.take(count)
+    where = np.flatnonzero(codes == _ESCAPE).astype(np.uint32)
+    exact = np.empty(len(where), dtype=dtype)
     planes.decode(reader, exact)
+    return step, codes, where, exact
+
+
+def bounded_values(step: NDArray[np.float32], codes: NDArray[np.uint8]) -> Floats:
+    """As far as they are not kept exactly."""
+    values: Floats = (codes.astype(np.int16) - 127).astype(np.float32) * step[0]
+    return values
+
+
+def _decode_bounded(reader: Reader, target: Words, predicted: Floats, element: Element) -> None:
+    step, codes, where, exact = take_bounded(reader, len(target), target.dtype)
+    np.copyto(target, words_of_floats(bounded_values(step, codes) + predicted, element))
     target[where] = exact

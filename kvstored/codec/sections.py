@@ -42,10 +42,10 @@ def _encoded(
     if step.method is Method.ZSTD:
         writer.add_leveled(plain, step.parameter or 1)
         return step
-    body, tail = _cut(plain, layout.element)
+    body, tail = cut(plain, layout.element)
     words = words_of(body, layout.element)
     tile = tile_of(len(words), layout.rows, layout.columns)
-    parts = [words_of(_cut(r, layout.element)[0], layout.element) for r in references]
+    parts = [words_of(cut(r, layout.element)[0], layout.element) for r in references]
     taken = step
     if step.method is Method.RESIDUAL:
         residual.encode(writer, words, parts, layout.element, step.parameter)
@@ -86,7 +86,7 @@ def decode(
         np.copyto(target, reader.take(len(target)))
         reader.end()
         return
-    body, tail = _cut(target, layout.element)
+    body, tail = cut(target, layout.element)
     words = words_of(body, layout.element)
     tile = tile_of(len(words), layout.rows, layout.columns)
     if step.method is Method.SYMBOLS:
@@ -98,7 +98,7 @@ def decode(
     elif step.method is Method.PLANES:
         planes.decode(reader, words)
     else:
-        parts = [words_of(_cut(r, layout.element)[0], layout.element) for r in references]
+        parts = [words_of(cut(r, layout.element)[0], layout.element) for r in references]
         if step.method is Method.RESIDUAL:
             if not parts:
                 raise Corrupt("residual without a reference")
@@ -109,7 +109,7 @@ def decode(
     reader.end()
 
 
-def _cut(plain: Bytes, element: Element) -> tuple[Bytes, Bytes]:
+def cut(plain: Bytes, element: Element) -> tuple[Bytes, Bytes]:
     """Whole elements, and what is left of a last one."""
     whole = len(plain) // FORMS[element].width_bytes * FORMS[element].width_bytes
     return plain[:whole], plain[whole:]

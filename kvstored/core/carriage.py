@@ -16,7 +16,7 @@ from kvstored.core.columns import DOOMED, READY, TARGET
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.devices import device_of
 from kvstored.core.eviction import Evictor
-from kvstored.core.lifting import find_liftable
+from kvstored.core.lifting import find_liftable, packed_below
 from kvstored.core.plain import PLAIN_MIN
 from kvstored.core.plain_copies import are_untouched, begin_run, finish_run
 from kvstored.core.plain_reads import READ_TIER, Found, can_load, copies_of_many
@@ -141,12 +141,15 @@ class Carriage:
         return tasks, list(pending)
 
     def source_for(self, block: int, target: TierId, part: Part) -> int:
-        """The ready copy that one in `target` is made from, or -1. HBM is filled from DRAM only: what lies on disk goes there first."""
+        """The ready copy that one in `target` is made from, or -1. HBM is filled from DRAM, where what lies on disk goes first, unless it lies there
+        packed."""
         books = self._books
         if target is not TierId.HBM:
             return books.fastest_copy(block, part)
         copy = books.copy_in(block, READ_TIER, part)
-        return copy if copy >= 0 and books.copies.state[copy] == READY else -1
+        if copy < 0:
+            return packed_below(books, block, part)
+        return copy if books.copies.state[copy] == READY else -1
 
     def _prefetch_many(
         self, rows: Rows, target: TierId, now_s: float

@@ -4,7 +4,7 @@ One thread owns it. Time comes in as `now_s` (wall clock seconds). After each ca
 books (rows and what follows from a change), fills, leases, claims (pins and requests), carriage (tasks), looking; and `recovery`, whose calls a start makes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,9 +156,9 @@ class Catalog:
             self.books.touch(acquired.hits, TouchEvent.HIT, now_s)
         return acquired
 
-    def grant(self, lease: int, now_s: float) -> Grant:
-        """What a fresh lease can read now; the rest leaves it. A lease that reads nothing ends (id 0)."""
-        return self._leases.grant(lease, now_s)
+    def grant(self, lease: int, now_s: float, early: Container[int] = ()) -> Grant:
+        """What a fresh lease can read now, of copies `early` also before their bytes are there; the rest leaves it. One that reads nothing ends (id 0)."""
+        return self._leases.grant(lease, now_s, early)
 
     def release(self, session: SessionId, leases: Sequence[int], now_s: float) -> list[bool]:
         """True for each lease that had ended before: what was read under it is void."""

@@ -4,7 +4,7 @@ A lease counts as a reader of every copy it reads, so that the space stays, and 
 are fastest. Copies that are still being loaded belong to the lease from the start and are settled by `grant`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -246,14 +246,14 @@ class Leases:
         books.read(copy)
         return True
 
-    def grant(self, id_: int, now_s: float) -> Grant:
-        """What the lease can read now. Keys whose copies are not ready (still loading, or lost) leave the lease."""
+    def grant(self, id_: int, now_s: float, early: Container[int] = ()) -> Grant:
+        """What the lease can read now. Keys whose copies are not ready (still loading, or lost) leave the lease, but for copies `early`."""
         lease = self.open.get(id_)
         if lease is None:
             return Grant(0, [])
         if lease.many is not None and self._is_ready(lease, lease.many):
             return self._grant_many(lease, lease.many, now_s)
-        blocks = [self._settle(lease, i) for i in range(len(lease.blocks))]
+        blocks = [self._settle(lease, i, early) for i in range(len(lease.blocks))]
         if not any(lease.copies):
             self._end(lease, keep=False, now_s=now_s)
             return Grant(0, blocks)
@@ -273,13 +273,13 @@ class Leases:
         self._end(lease, keep=False, now_s=now_s)
         return Grant(0, [], many)
 
-    def _settle(self, lease: Lease, i: int) -> ReadBlock:
-        books = self._books
-        copies = lease.copies[i]
+    def _settle(self, lease: Lease, i: int, early: Container[int]) -> ReadBlock:
+        books, copies = self._books, lease.copies[i]
         states = [int(books.copies.state[copy]) for copy in copies]
-        if copies and all(state == READY for state in states):
+        told = [s == FILLING and copy in early for s, copy in zip(states, copies, strict=True)]
+        if copies and all(t or s == READY for t, s in zip(told, states, strict=True)):
             return self._read_block(lease, i)
-        status, reason = ReadStatus.MISS, lease.reasons[i]
+        status, reason, absent = ReadStatus.MISS, lease.reasons[i], (None,) * len(lease.groups)
         if copies:
             is_loading = all(state in (READY, FILLING) for state in states)
             status = ReadStatus.PENDING if is_loading else ReadStatus.MISS
@@ -287,7 +287,6 @@ class Leases:
             for copy in copies:
                 books.unread(copy)
             lease.copies[i] = ()
-        absent = (None,) * len(lease.groups)
         return ReadBlock(status, lease.tiers[i], 0, absent, False, False, reason)
 
     def _read_block(self, lease: Lease, i: int) -> ReadBlock:

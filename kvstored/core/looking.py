@@ -1,6 +1,6 @@
 """Looking into the books without changing them: match, locate, explain, holdings, the tree."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from kvstored.core.advice import HitPath
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.carriage import Carriage
-from kvstored.core.claims import Claims
+from kvstored.core.claims import Claims, Request
 from kvstored.core.columns import FILLING, FIRST, READY
 from kvstored.core.fills import Fills, held_units
 from kvstored.core.groups import checkpoint_tokens, required_bytes, resumable, resume_bytes
@@ -123,6 +123,15 @@ class Looking:
             at = np.flatnonzero(readable)
             lossy[at] = [is_lossy(self._books, row) for row in rows[at].tolist()]
         return lossy
+
+    @property
+    def running(self) -> Mapping[tuple[int, bytes], Request]:
+        return self._claims.requests
+
+    def holds_lease(self, session: int, lease: int) -> bool:
+        """Whether this session's lease is open."""
+        found = self._leases.open.get(lease)
+        return found is not None and found.session == session
 
     def locate(
         self, ns: NamespaceId, keys: KeyBatch

@@ -48,6 +48,9 @@ class Residents:
     def __len__(self) -> int:
         return len(self._sets)
 
+    def sets(self) -> list[tuple[NamespaceId, Fingerprints]]:
+        return [(each.ns, each.fingerprints) for each in self._sets.values()]
+
     def report(
         self, session: int, ns: NamespaceId, fingerprints: Fingerprints, deadline_s: float
     ) -> bool:

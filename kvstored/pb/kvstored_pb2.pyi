@@ -583,7 +583,7 @@ class ReplaceIfRequest(_message.Message):
     def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact", "layers")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +595,7 @@ class AcquireRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -606,10 +607,11 @@ class AcquireRequest(_message.Message):
     release: bytes
     tier: str
     exact: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
+    layers: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ..., layers: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "lossy")
+    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "arriving", "lossy")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -621,6 +623,7 @@ class AcquireResponse(_message.Message):
     MISS_REASON_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_LOST_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     lease: int
     status: bytes
@@ -633,8 +636,9 @@ class AcquireResponse(_message.Message):
     miss_reason: str
     tiers: bytes
     released_lost: bytes
+    arriving: bool
     lossy: bytes
-    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., lossy: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., arriving: _Optional[bool] = ..., lossy: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("session", "leases", "lease_ttl_ms")
@@ -1476,6 +1480,36 @@ class GpuPoolResponse(_message.Message):
     handle: bytes
     device: bytes
     def __init__(self, segment: _Optional[int] = ..., pool_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[HandleKind, str]] = ..., handle: _Optional[bytes] = ..., device: _Optional[bytes] = ...) -> None: ...
+
+class WaitLayersRequest(_message.Message):
+    __slots__ = ("session", "lease", "layers", "wait_ms", "events")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    lease: int
+    layers: int
+    wait_ms: int
+    events: bool
+    def __init__(self, session: _Optional[bytes] = ..., lease: _Optional[int] = ..., layers: _Optional[int] = ..., wait_ms: _Optional[int] = ..., events: _Optional[bool] = ...) -> None: ...
+
+class WaitLayersResponse(_message.Message):
+    __slots__ = ("layers", "events")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    events: _containers.RepeatedCompositeFieldContainer[LayerEvent]
+    def __init__(self, layers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[LayerEvent, _Mapping]]] = ...) -> None: ...
+
+class LayerEvent(_message.Message):
+    __slots__ = ("segment", "handle")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    handle: bytes
+    def __init__(self, segment: _Optional[int] = ..., handle: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "message")

@@ -9,11 +9,14 @@ from numpy.typing import ArrayLike
 from kvstored.core.calls import CopyTask, PieceMove
 from kvstored.core.copying import CopyRun
 from kvstored.errors import Corrupt, KvstoredError, Unavailable
-from kvstored.store.shell import fingerprint_bytes
+from kvstored.store.arrivals import Arrival
+from kvstored.store.shell import Tiers, fingerprint_bytes
 from kvstored.tiers import record_runs
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Carried, PieceRef, PieceRun, Tier, ref_of
+from kvstored.tiers.base import Carried, Crossed, PieceRef, PieceRun, Tier, Views, ref_of
+from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.record import RECORD, Base, Record, State
+from kvstored.tiers.views import hash_of
 
 Result = Record | KvstoredError
 OTHER_PIECE = "the stored piece is not the one that the books name"
@@ -64,27 +67,107 @@ def load_run(arena: Arena, disk: Tier, run: CopyRun) -> Carried:
 
 def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
     """DRAM -> NVMe, one group commit. Of a task that failed in part nothing stays behind."""
-    results = disk.write(
+    results = disk.write(_in_dram(arena, batch))
+    _drop_orphans(disk, batch, results)
+    return results
+
+
+def check(arena: Arena, batch: Sequence[CopyTask]) -> list[Result | None]:
+    """Of each piece in DRAM the fault, None where its bytes are what they should be."""
+    return [
+        None
+        if hash_of(arena.views(move.source, move.length)) == move.checksum
+        else Corrupt(f"source does not match its checksum: length={move.length}")
+        for task in batch
+        for move in task.moves
+    ]
+
+
+def lift_in_order(
+    arena: Arena,
+    hbm: Hbm,
+    batch: Sequence[CopyTask],
+    arrival: Arrival,
+    faults: Sequence[Result | None],
+) -> list[Result]:
+    """DRAM -> HBM, layer by layer over all of them; `faults` as `check` found them."""
+    items = _in_dram(arena, batch)
+    sound = [item for item, fault in zip(items, faults, strict=True) if fault is None]
+    written = iter(hbm.write_in_order(sound, arrival.layers, arrival))
+    results = [next(written) if fault is None else fault for fault in faults]
+    _drop_orphans(hbm, batch, results)
+    return results
+
+
+def _in_dram(arena: Arena, batch: Sequence[CopyTask]) -> list[tuple[Record, Views]]:
+    """Pieces with the records that they will have."""
+    return [
+        (
+            replace(
+                arena.record_at(move.source),
+                place=move.target,
+                checksum=move.checksum,
+                content=task.content,
+                base=base_of(move),
+                hits=task.hits,
+                heat=int(task.heat),
+                generation=task.generation,
+                leased=False,
+                owner_pid=0,
+            ),
+            arena.views(move.source, move.length),
+        )
+        for task in batch
+        for move in task.moves
+    ]
+
+
+def lift_packed(tiers: Tiers, batch: Sequence[CopyTask]) -> list[Result]:
+    """NVMe -> HBM: read, checked as it was stored, unpacked, and made plain bytes by the GPU."""
+    moves = [(task, move) for task in batch for move in task.moves]
+    came = tiers.unpack_disk(
         [
             (
-                replace(
-                    arena.record_at(move.source),
-                    place=move.target,
-                    checksum=move.checksum,
-                    content=task.content,
-                    base=base_of(move),
-                    hits=task.hits,
-                    heat=int(task.heat),
-                    generation=task.generation,
-                    leased=False,
-                    owner_pid=0,
-                ),
-                arena.views(move.source, move.length),
+                PieceRef(fingerprint_bytes(task.fingerprint), move.group, move.shard),
+                move.source,
+                move.length,
             )
-            for task in batch
-            for move in task.moves
+            for task, move in moves
         ]
     )
+    results: list[Result] = []
+    items: list[Crossed] = []
+    for (task, move), each in zip(moves, came, strict=True):
+        if isinstance(each, Crossed) and each.record.checksum != move.checksum:
+            results.append(Corrupt(OTHER_PIECE))
+        elif isinstance(each, Crossed):
+            results.append(each.record)
+            items.append(Crossed(_lifted(task, move, each.record), each.unpacked))
+        else:
+            results.append(each)
+    written = iter(tiers.hbm_records.write_packed(items))
+    results = [next(written) if isinstance(result, Record) else result for result in results]
+    _drop_orphans(tiers.hbm_records, batch, results)
+    return results
+
+
+def _lifted(task: CopyTask, move: PieceMove, record: Record) -> Record:
+    return replace(
+        record,
+        place=move.target,
+        content=0,
+        generation=task.generation,
+        heat=int(task.heat),
+        hits=task.hits,
+        depth=task.depth,
+        valid_tokens=task.valid_tokens,
+        parent=fingerprint_bytes(task.parent),
+        owner_pid=0,
+    )
+
+
+def _drop_orphans(tier: Tier, batch: Sequence[CopyTask], results: Sequence[Result]) -> None:
+    """Of a task that failed in part nothing stays behind."""
     orphans = [
         (ref_of(record), record.place)
         for _, ends in by_task(batch, results)
@@ -93,8 +176,7 @@ def store(arena: Arena, disk: Tier, batch: Sequence[CopyTask]) -> list[Result]:
         if isinstance(record, Record)
     ]
     if orphans:
-        disk.discard(orphans)
-    return results
+        tier.discard(orphans)
 
 
 def base_of(move: PieceMove) -> Base | None:

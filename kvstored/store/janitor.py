@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from kvstored.core.census import count_slice, nobody
 from kvstored.core.copying import targets_of
+from kvstored.core.raising import Raising
 from kvstored.core.types import UNIT_BYTES, Heat, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.errors import KvstoredError
@@ -25,6 +26,9 @@ EVICT_S = 0.05
 DEMOTE_S = 0.05
 DEMOTE_BYTES = 256 << 20
 """Of one round: 5 ms of PCIe."""
+RAISE_S = 0.02
+RAISE_BYTES = 32 << 20
+"""Under way at once: below a millisecond of PCIe."""
 LOST_COPIES = 128
 SHED_COPIES = 256
 """Copies that leave NVMe in one round since its index runs full."""
@@ -53,6 +57,9 @@ class Janitor:
         self._store = store
         self._shell = store.shell
         self._gather_until_s = 0.0
+        catalog = store.shell.catalog
+        self._raising = Raising(catalog.books, catalog.carriage, catalog.looking.running)
+        self._going_up = 0
         self._counters_s = store.shell.now_s()
         self._written = self._shell.catalog.admission.budget.dump()
         self._above_since_s: dict[TierId, float] = {}
@@ -78,7 +85,10 @@ class Janitor:
         } | (
             {}
             if self._shell.tiers.hbm is None
-            else {"demotion": self._every(DEMOTE_S, self.demote_once)}
+            else {
+                "demotion": self._every(DEMOTE_S, self.demote_once),
+                "raising": self._every(RAISE_S, self.raise_once),
+            }
         )
 
     async def expire_once(self) -> None:
@@ -118,6 +128,21 @@ class Janitor:
         copying = shell.catalog.demotion.begin(DEMOTE_BYTES, shell.now_s())
         shell.apply()
         self._store.mover.start(copying, Urgency.BACKGROUND)
+
+    async def raise_once(self) -> None:
+        """Bring up what running requests and predicted sets want on a GPU; one round at a time, so that what is asked for overtakes."""
+        shell = self._shell
+        if self._going_up or shell.tiers.hbm_records.fault is not None:
+            return
+        sets = self._store.accesses.residents.sets()
+        copying = self._raising.begin(sets, RAISE_BYTES, shell.now_s())
+        shell.apply()
+        self._going_up = len(copying)
+
+        def ended(there: int, failed: int) -> None:
+            self._going_up -= there + failed
+
+        self._store.mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
     async def _lose_hbm(self, fault: KvstoredError) -> None:
         shell, lost = self._shell, 0

@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from kvstored.core.copying import Copying, copies_in
+from kvstored.core.lifting import go_straight_up
 from kvstored.core.naming import readable_keys
 from kvstored.core.types import KeyBatch, NamespaceId, TierId, chosen_keys
 from kvstored.core.usage import lacking
@@ -74,7 +75,7 @@ class Jobs:
     def _step(self, job: Job, ns: NamespaceId, keys: KeyBatch, steps: Sequence[TierId]) -> None:
         """Up to the first of these tiers, then to the next."""
         shell, (tier, *rest) = self._shell, steps
-        wanted = self._below(ns, keys, rest[0]) if rest else keys
+        wanted = self._over_dram(ns, keys, rest[0]) if rest else keys
         wanted = readable_keys(shell.catalog.books, ns, wanted)  # loads are numbered by these
         loads, _ = shell.catalog.prefetch(ns, wanted, tier, shell.now_s())
         shell.apply()
@@ -91,10 +92,11 @@ class Jobs:
 
         self._carry(job, loads, wanted, following)
 
-    def _below(self, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> KeyBatch:
-        """The keys that this tier has not."""
+    def _over_dram(self, ns: NamespaceId, keys: KeyBatch, tier: TierId) -> KeyBatch:
+        """The keys that this tier has not, and that do not go straight there."""
         tiers, _ = self._shell.catalog.locate(ns, keys)
-        return chosen_keys(keys, np.flatnonzero(tiers & (1 << tier) == 0))
+        is_straight = go_straight_up(self._shell.catalog.books, ns, keys)
+        return chosen_keys(keys, np.flatnonzero((tiers & (1 << tier) == 0) & ~is_straight))
 
     def status(self, job: int, tenant: str) -> Job:
         found = self._jobs.get(job)

@@ -98,6 +98,10 @@ class Lane:
         return Running(future)
 
     @property
+    def threads(self) -> int:
+        return len(self._threads)
+
+    @property
     def queued(self) -> int:
         """Waiting pieces of work."""
         return len(self._queues[0]) + len(self._queues[1])

@@ -1,4 +1,4 @@
-"""Carries the catalog's copies between DRAM and the other tiers.
+"""Carries the catalog's copies between DRAM and the other tiers, and what lies packed on NVMe straight to GPUs.
 
 A batch of tasks, or a run, is one call of the tier, in its lane: on the way down that is one group commit. The tier checks the bytes on
 their way against the checksum that the writer gave. Books are closed only in the completion callback, on the loop, when the thread has let
@@ -17,8 +17,9 @@ from kvstored.core.calls import CopyTask
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.travel import loads_in_order
 from kvstored.core.types import KeyBatch, TierId
-from kvstored.errors import Busy, KvstoredError
+from kvstored.errors import Busy, KvstoredError, Unavailable
 from kvstored.store import carrying
+from kvstored.store.arrivals import Arrival
 from kvstored.store.carrying import Result, by_task, joined, none_of
 from kvstored.store.closing import Closing
 from kvstored.store.flights import Flights
@@ -61,11 +62,13 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What all copies of one `start` have in common. `ended` is called on the loop with how many are there now and how many failed."""
+    """What all copies of one `start` have in common. `ended` is called on the loop with how many are there now and how many failed. `arrival` is told
+    of layers as they come: its copies go up together, in one call."""
 
     urgency: Urgency
     is_wanted: Callable[[], bool]
     ended: Callable[[int, int], None]
+    arrival: Arrival | None = None
 
 
 class Mover:
@@ -102,17 +105,22 @@ class Mover:
         keys: KeyBatch | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
         ended: Callable[[int, int], None] = lambda *_: None,
+        arrival: Arrival | None = None,
     ) -> None:
         """Carry them; `keys`: of the call that asked for loads, each of which ends in a LOADED or a LOAD_FAILED event.
 
         `is_wanted` is asked in the lane just before a batch begins: a batch that nobody wants any more is aborted untouched.
         """
-        order = Order(urgency, is_wanted, ended)
+        order = Order(urgency, is_wanted, ended, arrival)
         tasks = [each for each in self._in_order(copying) if isinstance(each, CopyTask)]
         if keys is not None and tasks:
             self._note_keys(tasks, keys)
-        for batch in self._batches(tasks):
-            self._submit_tasks(batch, order)
+        for batch in self._batches(tasks) if arrival is None else [tasks]:
+            self._open(batch)
+            if arrival is None:
+                self._submit_tasks(batch, order)
+            else:
+                self._check_first(batch, order)
         for each in copying:
             if isinstance(each, CopyRun):
                 for part in self._commits(each):
@@ -134,15 +142,52 @@ class Mover:
 
     # ---- tasks
 
-    def _submit_tasks(self, batch: list[CopyTask], order: Order) -> None:
+    def _open(self, batch: Sequence[CopyTask]) -> None:
+        for task in batch:
+            self._flights.begin([task.target_copy])
+        self._tasks_now += len(batch)
+
+    def _check_first(self, batch: list[CopyTask], order: Order) -> None:
+        """Sources of copies that go up in order are all hashed before the first byte goes, by as many threads as the lane has: one would take longer than
+        the link."""
+        arena, lane = self._shell.tiers.arena, self._shell.tiers.lane(TierId.HBM)
+        share = -(-len(batch) // lane.threads)
+        parts = [batch[begin : begin + share] for begin in range(0, len(batch), share)]
+        found: dict[int, list[Result | None]] = {}
+
+        def landed(at: int, end: Ended[list[Result | None]]) -> None:
+            self._report(end.error)
+            count = sum(len(task.moves) for task in parts[at])
+            lost = [Unavailable(f"not checked: {end.error!r}")] * count
+            found[at] = end.unwrap() if end.error is None else [*lost]
+            if len(found) == len(parts):
+                faults = [fault for i in range(len(parts)) for fault in found[i]]
+                if any(faults) and order.arrival is not None:
+                    order.arrival.void()
+                self._submit_tasks(batch, order, faults)
+
+        for at, part in enumerate(parts):
+            try:
+                running = lane.submit(partial(carrying.check, arena, part), order.urgency)
+            except Busy as error:
+                landed(at, Ended(None, error))
+            else:
+                running.when_ended(partial(landed, at))
+
+    def _submit_tasks(
+        self, batch: list[CopyTask], order: Order, faults: Sequence[Result | None] = ()
+    ) -> None:
+        """`faults`: of pieces that were looked at before."""
         way = Way(_other_tier(batch[0]), batch[0].target, sum(task.size_bytes for task in batch))
-        arena, tier = self._shell.tiers.arena, self._shell.tiers.tier(way.other)
-        carry = carrying.load if batch[0].target is TierId.DRAM else carrying.store
 
         def work() -> list[Result]:
             if not order.is_wanted():
                 return [Busy(NOT_WANTED)] * sum(len(t.moves) for t in batch)
-            return carry(arena, tier, batch)
+            if order.arrival is not None:
+                tiers = self._shell.tiers
+                arena, hbm = tiers.arena, tiers.hbm_records
+                return carrying.lift_in_order(arena, hbm, batch, order.arrival, faults)
+            return self._carry(batch)
 
         def landed(end: Ended[list[Result]]) -> None:
             self._report(end.error)
@@ -153,10 +198,16 @@ class Mover:
                 self._flights.land([task.target_copy])
             self._end(order, there, len(batch))
 
-        for task in batch:
-            self._flights.begin([task.target_copy])
-        self._tasks_now += len(batch)
         self._submit(work, order, way, landed)
+
+    def _carry(self, batch: Sequence[CopyTask]) -> list[Result]:
+        """In the lane's thread."""
+        tiers, (source, target) = self._shell.tiers, (batch[0].source, batch[0].target)
+        if target is TierId.DRAM:
+            return carrying.load(tiers.arena, tiers.tier(source), batch)
+        if source is TierId.DRAM:
+            return carrying.store(tiers.arena, tiers.tier(target), batch)
+        return carrying.lift_packed(tiers, batch)
 
     def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:
         """Consecutive tasks of one direction, cut at the bounds; order is kept: prefixes lie together."""
@@ -279,15 +330,15 @@ class Mover:
 
     def _most(self, copying: Copying) -> tuple[int, int]:
         bounds = self._bounds
+        if TierId.NVME is copying.source:  # also what goes on to a GPU: its threads decode
+            return bounds.load_bytes, bounds.load_pieces
         if _other_tier(copying) is TierId.HBM:
             return bounds.hbm_bytes, bounds.hbm_pieces
-        if copying.target is TierId.DRAM:
-            return bounds.load_bytes, bounds.load_pieces
         return bounds.store_bytes, bounds.store_pieces
 
 
 def _other_tier(copying: Copying) -> TierId:
-    """The one beside DRAM."""
+    """The one beside DRAM; in what goes from NVMe to a GPU the GPU, whose lane carries it."""
     return copying.source if copying.target is TierId.DRAM else copying.target
 
 

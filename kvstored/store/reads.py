@@ -9,17 +9,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvstored.core.calls import Acquire, ReadBlock, ReadPiece, ReadStatus, Reason, TouchEvent
+from kvstored.core.calls import (
+    Acquire,
+    CopyTask,
+    ReadBlock,
+    ReadPiece,
+    ReadStatus,
+    Reason,
+    TouchEvent,
+)
 from kvstored.core.columnar import Grant, ReadMany
-from kvstored.core.copying import Acquired
+from kvstored.core.copying import Acquired, Copying, CopyRun
+from kvstored.core.lifting import go_straight_up
 from kvstored.core.naming import readable_keys
-from kvstored.core.types import NamespaceId, Place, SessionId, TierId, chosen_keys
+from kvstored.core.types import KeyBatch, NamespaceId, Place, SessionId, TierId, chosen_keys
 from kvstored.core.usage import needs_no_look
 from kvstored.errors import LeaseLost
+from kvstored.store.arrivals import Arrival, Arrivals
 from kvstored.store.flights import Flights
 from kvstored.store.lane import Urgency
 from kvstored.store.mover import Mover
 from kvstored.store.shell import Shell
+from kvstored.tiers.layered import Layers
 
 
 class Reads:
@@ -27,9 +38,13 @@ class Reads:
         self._shell = shell
         self._mover = mover
         self._flights = flights
+        self.arrivals = Arrivals(shell.catalog.looking.holds_lease)
 
-    async def acquire(self, call: Acquire, *, wait_s: float) -> Grant:
-        """Lease the readable among the keys. Loads that take longer than `wait_s` go on and are PENDING in the answer.
+    async def acquire(
+        self, call: Acquire, *, wait_s: float, early: frozenset[int] = frozenset()
+    ) -> Grant:
+        """Lease the readable among the keys. Loads that take longer than `wait_s` go on and are PENDING in the answer. Copies `early`, whose keys are
+        the right ones, are not waited for.
 
         Cancelled, it gives its lease back; the loads go on, they are worth having.
         """
@@ -41,16 +56,17 @@ class Reads:
         try:
             # what is there already is answered before its use is written down
             catalog = shell.behind
-            if acquired.pending:
-                await self._flights.wait(acquired.pending, wait_s)
+            pending = [copy for copy in acquired.pending if copy not in early]
+            if pending:
+                await self._flights.wait(pending, wait_s)
                 catalog = shell.catalog
-            grant = catalog.grant(acquired.lease, shell.now_s())
+            grant = catalog.grant(acquired.lease, shell.now_s(), early)
             shell.apply()
             if grant.many is None and len(grant.single) != len(call.keys):
                 raise LeaseLost("the lease ran out while its blocks were being loaded")
             if grant.many is not None and self._has_right_keys(call, grant.many):
                 return grant
-            blocks = await self._proven(call, grant.blocks)
+            blocks = await self._proven(call, grant.blocks, early)
         except BaseException:
             # the lease is this caller's claim, not memory that a thread uses: it may go at once
             self.release(call.session, [acquired.lease])
@@ -64,11 +80,16 @@ class Reads:
         if len(acquired.hits):
             self._shell.behind.books.touch(acquired.hits, TouchEvent.HIT, now_s)
 
-    async def acquire_in_hbm(self, call: Acquire, *, wait_s: float) -> Grant:
-        """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first."""
+    async def acquire_in_hbm(
+        self, call: Acquire, *, wait_s: float, layers: Layers | None = None
+    ) -> Grant:
+        """The same on a GPU. What is not there yet is leased in DRAM until it is: else loads of the last keys evict the first. What goes straight up
+        from NVMe is leased where it goes, from the start. With `layers` the answer comes when what goes up from DRAM is on its way, layer by layer
+        (`arrivals`)."""
         shell = self._shell
         tiers, _ = shell.catalog.locate(call.ns, call.keys)
-        lacking = np.flatnonzero(tiers & (1 << TierId.HBM) == 0)
+        is_straight = go_straight_up(shell.catalog.books, call.ns, call.keys)
+        lacking = np.flatnonzero((tiers & (1 << TierId.HBM) == 0) & ~is_straight)
         if not len(lacking):
             return await self.acquire(call, wait_s=wait_s)
         begun_s = shell.elapsed_s()
@@ -82,6 +103,8 @@ class Reads:
             keys = readable_keys(shell.catalog.books, call.ns, below.keys)
             loads, coming = shell.catalog.prefetch(call.ns, keys, TierId.HBM, shell.now_s())
             shell.apply()
+            if layers is not None:
+                return await self._acquire_early(call, keys, loads, layers, left_s())
             self._mover.start(loads, Urgency.DEMAND, keys=keys)
             await self._flights.wait(coming, left_s())
             return await self.acquire(call, wait_s=left_s())
@@ -89,20 +112,62 @@ class Reads:
             if grant.lease:
                 self.release(call.session, [grant.lease])
 
+    async def _acquire_early(
+        self,
+        call: Acquire,
+        keys: KeyBatch,
+        loads: Sequence[Copying],
+        layers: Layers,
+        wait_s: float,
+    ) -> Grant:
+        shell = self._shell
+        tasks = [
+            task
+            for each in loads
+            for task in (
+                shell.catalog.carriage.take_apart(each) if isinstance(each, CopyRun) else [each]
+            )
+        ]
+        if not tasks:
+            return await self.acquire(call, wait_s=wait_s)
+        arrival = Arrival(layers, self._with_right_keys(tasks, keys))
+        self._mover.start(tasks, Urgency.DEMAND, keys=keys, ended=arrival.end, arrival=arrival)
+        grant = await self.acquire(call, wait_s=wait_s, early=arrival.copies)
+        if grant.lease:
+            self.arrivals.add(call.session, grant.lease, arrival)
+        return grant
+
+    def _with_right_keys(self, tasks: Sequence[CopyTask], keys: KeyBatch) -> frozenset[int]:
+        """Targets of those whose record in DRAM has the key that was asked for."""
+        names = {
+            (low, high): keys.key(i) for i, (low, high) in enumerate(keys.fingerprints.tolist())
+        }
+        key_at = self._shell.tiers.arena.key_at
+        return frozenset(
+            task.target_copy
+            for task in tasks
+            if key_at(task.moves[0].source) == names.get(task.fingerprint)
+        )
+
     def release(self, session: SessionId, leases: Sequence[int]) -> list[bool]:
         """Whether each lease had ended before."""
         lost = self._shell.catalog.release(session, leases, self._shell.now_s())
         self._shell.apply()
         return lost
 
-    async def _proven(self, call: Acquire, blocks: Sequence[ReadBlock]) -> list[ReadBlock]:
+    async def _proven(
+        self, call: Acquire, blocks: Sequence[ReadBlock], early: frozenset[int]
+    ) -> list[ReadBlock]:
         key_at = (
             self._shell.tiers.arena.key_at
             if call.tier is TierId.DRAM
             else self._shell.tiers.hbm_records.key_at
         )
         proven = [
-            self._with_right_key(call.keys.key(i), block, key_at) for i, block in enumerate(blocks)
+            block
+            if any(piece.copy in early for piece in _pieces(block))
+            else self._with_right_key(call.keys.key(i), block, key_at)
+            for i, block in enumerate(blocks)
         ]
         suspects = [i for i, block in enumerate(proven) if _is_suspect(block)]
         if not suspects:

@@ -22,7 +22,7 @@ from kvstored.store.lane import Ended, Lane, Urgency
 from kvstored.store.pace import Pace
 from kvstored.store.showing import Showing
 from kvstored.tiers.arena import Arena
-from kvstored.tiers.base import Counters, Link, PieceRef, Tier
+from kvstored.tiers.base import Counters, Crossed, Link, PieceRef, Tier
 from kvstored.tiers.coding import Coding
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.projection import Projection
@@ -45,7 +45,7 @@ class Tiers:
     """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off, `hbm` where no GPU is configured.
 
     What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `relink_disk` parents that became known late, `disk_index_share`
-    tells how full the index is; `coding` chooses its frames and wants to know the namespaces.
+    tells how full the index is, `unpack_disk` reads what crosses to a GPU packed; `coding` chooses its frames and wants to know the namespaces.
     """
 
     arena: Arena
@@ -55,6 +55,7 @@ class Tiers:
     flush_disk_counters: Callable[[Sequence[Counters]], None]
     relink_disk: Callable[[Sequence[Link]], None]
     disk_index_share: Callable[[], float]
+    unpack_disk: Callable[[Sequence[tuple[PieceRef, Place, int]]], list[Crossed | KvstoredError]]
     coding: Coding
     projection: Projection
     hbm: Hbm | None = None

@@ -21,6 +21,7 @@ from kvstored.core.types import KeyBatch, Layout, Match, NamespaceSpec, TierId
 from kvstored.core.usage import positions
 from kvstored.errors import InvalidArgument, NotFound, Unavailable
 from kvstored.store.access import Accesses
+from kvstored.store.arrivals import Progress
 from kvstored.store.clients import Clients
 from kvstored.store.events import EventKind
 from kvstored.store.flights import Flights
@@ -34,6 +35,7 @@ from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
 from kvstored.store.speeds import Speeds
 from kvstored.store.survey import Survey
+from kvstored.tiers.layered import layers_in
 
 LOAD_DEADLINE_S_MAX = 600.0
 _Seen = tuple[ReadStatus, TierId, Reason]
@@ -113,16 +115,27 @@ class Store:
 
     # ---- reading
 
-    async def acquire(self, call: Acquire, layout: Layout, *, wait_s: float) -> Grant:
+    async def acquire(
+        self, call: Acquire, layout: Layout, *, wait_s: float, layers: int = 0
+    ) -> Grant:
+        """`layers`: on a GPU, each piece in so many equal parts, of which the first are told of (`wait_layers`) while the rest comes."""
         if len(self.accesses.residents):
             self.accesses.residents.read(call.session, call.ns, call.keys.fingerprints)
         if call.tier is TierId.HBM:
             self._check_hbm()
-            grant = await self.reads.acquire_in_hbm(call, wait_s=wait_s)
+            order = layers_in(layout.spec, call.groups_mask, layers) if layers else None
+            grant = await self.reads.acquire_in_hbm(call, wait_s=wait_s, layers=order)
         else:
             grant = await self.reads.acquire(call, wait_s=wait_s)
         self._count_read(grant, call, layout)
         return grant
+
+    async def wait_layers(
+        self, session: Session, lease: int, layers: int, *, wait_s: float, on_its_way: bool
+    ) -> Progress:
+        """See `Arrivals.wait`."""
+        arrivals = self.reads.arrivals
+        return await arrivals.wait(session.core, lease, layers, wait_s, on_its_way=on_its_way)
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
         return self.reads.release(session.core, leases)

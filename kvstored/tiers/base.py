@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.codec.unpacked import Unpacked
 from kvstored.core.columnar import Places
 from kvstored.core.types import Fingerprints, Place
 from kvstored.errors import KvstoredError
@@ -92,6 +93,14 @@ class PieceRun:
 
     def views(self, i: int) -> Views:
         return [self.slots[i][: self.length]]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """A piece as it crosses to a GPU, and its record where it comes from."""
+
+    record: Record
+    unpacked: Unpacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.devices import HandleKind, is_stand_in
 from kvstored.errors import InvalidArgument
+from kvstored.tiers.expansion import Expansion
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,23 @@ class Handle:
     device: bytes
 
 
+class Copies(Protocol):
+    """Submissions to one device that follow each other, each with an event of its own. Unavailable as from the device. What is pinned is on its
+    way when `submit` returns; the host's memory stays the caller's until `wait`."""
+
+    def submit(self, moves: Moves) -> bytes:
+        """Host to device; the handle by which other processes wait for it, empty where there is none."""
+        ...
+
+    def wait(self, number: int) -> None:
+        """Until this submission, counted from 0, and all before it are there."""
+        ...
+
+    def close(self) -> None:
+        """Everything was waited for, or has failed."""
+        ...
+
+
 class Device(Protocol):
     """NoSpace at construction: the pool does not fit. Unavailable from any call: the device is lost, nothing on it can be used any more."""
 
@@ -63,6 +81,12 @@ class Device(Protocol):
 
     def download(self, moves: Moves) -> None:
         """Device to host; the same."""
+        ...
+
+    def copies(self) -> Copies: ...
+
+    def expand(self, expansion: Expansion) -> list[int]:
+        """Sections that cross packed, into the pool; the xxh3-64 of what lies in each piece's extents then, as the device reads it."""
         ...
 
     def register(self, chunk: NDArray[np.uint8]) -> None:

@@ -19,6 +19,7 @@ from kvstored.codec import frame
 from kvstored.codec.frame import Codec
 from kvstored.codec.levels import Levels
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
+from kvstored.codec.unpacked import Unpacked
 from kvstored.core.types import UNIT_BYTES, Place
 from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
 from kvstored.tiers import record as layout
@@ -27,6 +28,7 @@ from kvstored.tiers import views as memory
 from kvstored.tiers.base import (
     Carried,
     Counters,
+    Crossed,
     Link,
     PieceRef,
     PieceRun,
@@ -159,13 +161,32 @@ class Disk:
         except KvstoredError as error:
             return [error for _ in items]
         outcomes = [
-            self._readable(record, place, target)
+            self._readable(record, place, memory.size_of(target))
             for record, (_, place, target) in zip(found, items, strict=True)
         ]
         sizes = [read_bytes(o) if isinstance(o, Record) else 0 for o in outcomes]
         for window in _windows(range(len(items)), sizes.__getitem__):
             self._reads.fill(window, items, outcomes)
         return outcomes
+
+    def unpack(self, items: Sequence[tuple[PieceRef, Place, int]]) -> list[Crossed | KvstoredError]:
+        """Pieces of these lengths for a GPU, which does the rest of their decoding: as `read`, but that their plain bytes were not seen yet."""
+        try:
+            found = self._env.get([ref for ref, _, _ in items])
+        except KvstoredError as error:
+            return [error for _ in items]
+        outcomes = [
+            self._readable(record, place, length)
+            for record, (_, place, length) in zip(found, items, strict=True)
+        ]
+        sizes = [o.length + read_bytes(o) if isinstance(o, Record) else 0 for o in outcomes]
+        unpacked: dict[int, Unpacked] = {}
+        for window in _windows(range(len(items)), sizes.__getitem__):
+            self._reads.unpack(window, outcomes, unpacked)
+        return [
+            Crossed(each, unpacked[i]) if isinstance(each, Record) else each
+            for i, each in enumerate(outcomes)
+        ]
 
     def write_run(self, run: PieceRun, records: Records) -> Carried:
         digests, _ = layout.digests_of(records)
@@ -294,7 +315,7 @@ class Disk:
     # Reading
 
     def _readable(
-        self, record: Record | Corrupt | None, place: Place, target: Views
+        self, record: Record | Corrupt | None, place: Place, length: int
     ) -> Record | KvstoredError:
         if isinstance(record, Corrupt):
             return record
@@ -302,7 +323,7 @@ class Disk:
             return NotFound("no such piece on disk")
         if record.codec == Codec.RAW and record.stored_length != record.length:
             return Corrupt(f"raw piece has two lengths: stored_length={record.stored_length}")
-        if memory.size_of(target) != record.length:
+        if length != record.length:
             return Corrupt(f"piece has another length: length={record.length}")
         if record.base is not None and not self._is_held(record.base.place):
             return Corrupt("piece refers to a place that is not there")

@@ -12,6 +12,7 @@ from kvstored.codec.blocks import Known
 from kvstored.codec.elements import Bytes
 from kvstored.codec.frame import Codec
 from kvstored.codec.header import Reference
+from kvstored.codec.unpacked import Unpacked, unpack
 from kvstored.core.types import Place
 from kvstored.errors import Corrupt, KvstoredError
 from kvstored.tiers import record as layout
@@ -52,13 +53,38 @@ class DiskReads:
         A piece is checked and decoded as soon as its last run is there, while its bytes are in the cache; meanwhile the lane's other
         threads read.
         """
-        staging: dict[int, _Coming] = {}
-        jobs: list[Job] = []
-        for i in window:
-            record = outcomes[i]
-            if isinstance(record, Record):
-                staging[i] = _Coming(record, _staged_for_read(record, items[i][2]), _base(record))
-                jobs.extend(_jobs(i, staging[i]))
+        coming = {
+            i: _Coming(record, _staged_for_read(record, items[i][2]), _base(record))
+            for i in window
+            if isinstance(record := outcomes[i], Record)
+        }
+        self._read(coming, outcomes, lambda i, each: _finish_read(each, items[i][2]))
+
+    def unpack(
+        self,
+        window: Sequence[int],
+        outcomes: list[Record | KvstoredError],
+        unpacked: dict[int, Unpacked],
+    ) -> None:
+        """The same into memory of their own, with nothing undone but what a GPU cannot."""
+        coming = {
+            i: _Coming(record, Staged([slabs.aligned(record.stored_length)]), _base(record))
+            for i in window
+            if isinstance(record := outcomes[i], Record)
+        }
+
+        def finish(i: int, each: _Coming) -> None:
+            unpacked[i] = _unpacked(each)
+
+        self._read(coming, outcomes, finish)
+
+    def _read(
+        self,
+        coming: dict[int, _Coming],
+        outcomes: list[Record | KvstoredError],
+        finish: Callable[[int, _Coming], None],
+    ) -> None:
+        jobs = [job for i, each in coming.items() for job in _jobs(i, each)]
         missing = Counter(job.item for job in jobs)
         for moved in self._slabs.read(jobs):
             missing.subtract(moved.items)
@@ -66,12 +92,14 @@ class DiskReads:
                 if moved.error is not None:
                     outcomes[i] = slabs.translated(moved.error, "slab cannot be read:")
                 elif not missing[i] and isinstance(outcomes[i], Record):
-                    outcomes[i] = self._finished(staging.pop(i), items[i][2])
+                    outcomes[i] = self._finished(i, coming.pop(i), finish)
 
-    def _finished(self, coming: _Coming, target: Views) -> Record | Corrupt:
+    def _finished(
+        self, i: int, coming: _Coming, finish: Callable[[int, _Coming], None]
+    ) -> Record | Corrupt:
         begun_s = time.thread_time()
         try:
-            _finish_read(coming, target)
+            finish(i, coming)
         except Corrupt as error:
             return error
         if coming.record.codec != Codec.RAW:
@@ -147,6 +175,14 @@ def _finish_read(coming: _Coming, target: Views) -> None:
         frame.decode(record.codec, stored, target, references)
     if memory.hash_of(target) != record.checksum:
         raise Corrupt("bytes on disk do not match their checksum")
+
+
+def _unpacked(coming: _Coming) -> Unpacked:
+    """Checked as it was stored; its plain bytes are checked where they come to lie."""
+    record = coming.record
+    stored = coming.staged.aligned[0][: record.stored_length]
+    _check_stored(stored, record.stored_checksum)
+    return unpack(record.codec, stored, record.length, _references(coming))
 
 
 def _references(coming: _Coming) -> tuple[Known, ...]:

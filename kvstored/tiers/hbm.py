@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kvstored.codec.unpacked import plain_of
 from kvstored.core.columnar import Places
 from kvstored.core.types import UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt, KvstoredError, NoSpace, NotFound, Unavailable
@@ -23,6 +24,7 @@ from kvstored.tiers import record_runs
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import (
     Carried,
+    Crossed,
     Link,
     PieceRef,
     PieceRun,
@@ -32,7 +34,9 @@ from kvstored.tiers.base import (
     read_each,
     ref_of,
 )
-from kvstored.tiers.device import Device, Handle, Moves, Opener, moves_of
+from kvstored.tiers.device import Copies, Device, Handle, Moves, Opener, moves_of
+from kvstored.tiers.expansion import LENGTH_MIN, expansion_of
+from kvstored.tiers.layered import Layers, Runs, Told, runs_of
 from kvstored.tiers.record import RECORD, Record, Records, State
 
 _Head = tuple[int, int]
@@ -111,6 +115,93 @@ class Hbm:
                 if isinstance(outcome, Record):
                     self._records[_head(outcome.place)] = outcome
         return outcomes
+
+    def write_in_order(
+        self, items: Sequence[tuple[Record, Views]], layers: Layers, told: Told
+    ) -> list[Record | KvstoredError]:
+        """As `write`, range of layers by range of layers over all pieces, whose bytes the caller has checked: it does so before the first one goes."""
+        with self._lock:
+            for record, _ in items:
+                self._records.pop(_head(record.place), None)
+        try:
+            if self.fault is not None:
+                raise self._off()
+            self._carry(runs_of([(record.place, source) for record, source in items]), layers, told)
+        except KvstoredError as error:
+            if not isinstance(error, NoSpace):
+                self.fail(error)
+            return [error] * len(items)
+        outcomes = [self._stored(record) for record, _ in items]
+        with self._lock:
+            self._records.update((_head(outcome.place), outcome) for outcome in outcomes)
+        return [*outcomes]
+
+    def _carry(self, runs: Runs, layers: Layers, told: Told) -> None:
+        """Everything is on its way before the first wait."""
+        copies: dict[int, Copies] = {}
+        try:
+            for segment in runs.pools():
+                copies[segment] = self._devices[segment].copies()
+            for part, (begin, end) in enumerate(layers.parts()):
+                events = [
+                    (segment, each.submit(runs.part(segment, layers.count, begin, end)))
+                    for segment, each in copies.items()
+                ]
+                told.submitted(part, events)
+            for part in range(len(layers.ends)):
+                for each in copies.values():
+                    each.wait(part)
+                told.arrived(part)
+        finally:
+            for each in copies.values():
+                each.close()
+
+    def write_packed(self, items: Sequence[Crossed]) -> list[Record | KvstoredError]:
+        """As `write`, of records with their places here. What crosses packed is checked where it lies then: its plain bytes were nowhere before."""
+        outcomes: list[Record | KvstoredError] = [self._stored(each.record) for each in items]
+        with self._lock:
+            for each in items:
+                self._records.pop(_head(each.record.place), None)
+        mine: dict[int, list[int]] = {}
+        for i, each in enumerate(items):
+            segments = {extent.segment for extent in each.record.place}
+            if len(segments) > 1 or each.record.length < LENGTH_MIN:
+                (outcomes[i],) = self.write([(each.record, [plain_of(each.unpacked)])])
+            else:
+                mine.setdefault(segments.pop(), []).append(i)
+        for segment, numbers in sorted(mine.items()):
+            faults = self._expand(self._devices[segment], [items[i] for i in numbers])
+            for i, fault in zip(numbers, faults, strict=True):
+                outcomes[i] = outcomes[i] if fault is None else fault
+        with self._lock:
+            for outcome in outcomes:
+                if isinstance(outcome, Record):
+                    self._records[_head(outcome.place)] = outcome
+        return outcomes
+
+    def _expand(self, device: Device, items: Sequence[Crossed]) -> list[KvstoredError | None]:
+        """Each one's fault. A piece whose bytes are bad on the GPU and good here is the GPU's fault, not its source's."""
+        if self.fault is not None:
+            return [self._off() for _ in items]
+        placed = [(each.unpacked, _extents(each.record)) for each in items]
+        try:
+            found = device.expand(expansion_of(placed))
+        except KvstoredError as error:
+            if not isinstance(error, NoSpace):
+                self.fail(error)
+            return [error for _ in items]
+        return [
+            None if checksum == each.record.checksum else self._judged(each)
+            for each, checksum in zip(items, found, strict=True)
+        ]
+
+    def _judged(self, each: Crossed) -> KvstoredError:
+        if memory.hash_of([plain_of(each.unpacked)]) != each.record.checksum:
+            return Corrupt(
+                f"decoded bytes do not match their checksum: length={each.record.length}"
+            )
+        self.fail(Unavailable("the gpu holds other bytes than it was given"))
+        return self._off()
 
     def read(self, items: Sequence[tuple[PieceRef, Place, Views]]) -> list[Record | KvstoredError]:
         outcomes = [self._readable(ref, place, target) for ref, place, target in items]
@@ -214,15 +305,22 @@ class Hbm:
         assert memory.size_of(source) == record.length
         if memory.hash_of(source) != record.checksum:
             return Corrupt(f"source does not match its checksum: length={record.length}")
+        return self._stored(record)
+
+    def _stored(self, record: Record) -> Record:
         return replace(
             record,
             place=layout.trimmed(record.place, record.length),
             codec=0,
             stored_length=record.length,
             stored_checksum=record.checksum,
+            base=None,
             state=State.READY,
             leased=False,
         )
+
+    def _off(self) -> Unavailable:
+        return Unavailable(f"the hbm tier is off: {self.fault}")
 
     def _readable(self, ref: PieceRef, place: Place, target: Views) -> Record | KvstoredError:
         record = self._live(ref, place)
@@ -248,7 +346,7 @@ class Hbm:
     ) -> KvstoredError | None:
         """One submission on each device that has a part in it."""
         if self.fault is not None:
-            return Unavailable(f"the hbm tier is off: {self.fault}")
+            return self._off()
         runs: dict[int, list[tuple[int, NDArray[np.uint8]]]] = {}
         for place, views in items:
             _cut(place, views, runs)
@@ -272,6 +370,16 @@ def _download(device: Device, moves: Moves) -> None:
 
 def _head(place: Place) -> _Head:
     return place[0].segment, place[0].start
+
+
+def _extents(record: Record) -> list[tuple[int, int]]:
+    """Offset and bytes in the pool."""
+    found, left = [], record.length
+    for extent in layout.trimmed(record.place, record.length):
+        size = min(left, extent.units * UNIT_BYTES)
+        found.append((extent.start * UNIT_BYTES, size))
+        left -= size
+    return found
 
 
 def _cut(place: Place, views: Views, runs: dict[int, list[tuple[int, NDArray[np.uint8]]]]) -> None:

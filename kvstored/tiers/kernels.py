@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 COPY_RUNS = "copy_runs"
+EXPANSION = ("expand_sections", "hash_blocks", "hash_lanes", "hash_merge")
+"""In the order in which they follow each other."""
 UPLOAD, DOWNLOAD = np.uint32(0), np.uint32(1)
 RUN = np.dtype([("host", "<u8"), ("offset", "<u8"), ("size", "<u8"), ("tile", "<u8")])
 """As `struct Run` in the source. `tile`: number of its first tile among those of all runs."""

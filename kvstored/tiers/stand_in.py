@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored import machine
+from kvstored.codec import unpacked
 from kvstored.core.devices import HandleKind
 from kvstored.errors import NoSpace
 from kvstored.tiers.device import Handle, Moves
-from kvstored.tiers.views import at_address
+from kvstored.tiers.expansion import Expansion
+from kvstored.tiers.views import at_address, hash_of
+
+EVENTS = 512
 
 
 class HostDevice:
@@ -30,6 +34,11 @@ class HostDevice:
             os.close(self._fd)
             raise NoSpace(f"no memory for the stand-in's pool: {size_bytes=}") from error
         self._pool = np.frombuffer(mapping, dtype=np.uint8)
+        self._events = 0
+        self._events_fd = os.memfd_create("kvstored-hbm-events", os.MFD_CLOEXEC)
+        os.ftruncate(self._events_fd, EVENTS * 8)
+        words = mmap.mmap(self._events_fd, EVENTS * 8, mmap.MAP_SHARED)
+        self._happened = np.frombuffer(words, dtype=np.uint64)
 
     @property
     def size_bytes(self) -> int:
@@ -41,8 +50,7 @@ class HostDevice:
 
     @property
     def handle(self) -> Handle:
-        path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        return Handle(HandleKind.HOST_FILE, path.encode(), b"host")
+        return Handle(HandleKind.HOST_FILE, self._path(self._fd).encode(), b"host")
 
     def upload(self, moves: Moves) -> None:
         for own, host in self._pairs(moves):
@@ -51,6 +59,27 @@ class HostDevice:
     def download(self, moves: Moves) -> None:
         for own, host in self._pairs(moves):
             np.copyto(host, own)
+
+    def copies(self) -> "HostCopies":
+        return HostCopies(self)
+
+    def event(self) -> tuple[bytes, int]:
+        """A new one's handle and number: the path of a file of words, which word, and what it is at least when the event has happened."""
+        self._events += 1
+        number = self._events
+        return f"{self._path(self._events_fd)} {number % EVENTS} {number}".encode(), number
+
+    def happen(self, number: int) -> None:
+        self._happened[number % EVENTS] = number
+
+    def expand(self, expansion: Expansion) -> list[int]:
+        for section in expansion.sections:
+            size = (int(section["end"]) - int(section["begin"])) * int(section["width"])
+            unpacked.expand(expansion.packed, section, self._at(int(section["target"]), size))
+        return [
+            hash_of([self._at(offset, size) for offset, size in extents])
+            for extents in expansion.extents
+        ]
 
     def register(self, chunk: NDArray[np.uint8]) -> None:
         """Nothing has to be pinned here."""
@@ -61,7 +90,11 @@ class HostDevice:
     def close(self) -> None:
         """Views that are still held keep the mapping."""
         os.close(self._fd)
+        os.close(self._events_fd)
         self._pool = np.empty(0, dtype=np.uint8)
+
+    def _path(self, fd: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{fd}"
 
     def _pairs(self, moves: Moves) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         columns = (moves.offsets.tolist(), moves.addresses.tolist(), moves.sizes.tolist())
@@ -71,3 +104,27 @@ class HostDevice:
     def _at(self, offset: int, size_bytes: int) -> NDArray[np.uint8]:
         assert offset + size_bytes <= len(self._pool), "beyond the pool"
         return self._pool[offset : offset + size_bytes]
+
+
+class HostCopies:
+    """Copies when they are waited for: a submission returns before its bytes are there, as a GPU's does."""
+
+    def __init__(self, device: HostDevice) -> None:
+        self._device = device
+        self._submitted: list[tuple[Moves, int]] = []
+        self._done = 0
+
+    def submit(self, moves: Moves) -> bytes:
+        handle, number = self._device.event()
+        self._submitted.append((moves, number))
+        return handle
+
+    def wait(self, number: int) -> None:
+        while self._done <= number:
+            moves, event = self._submitted[self._done]
+            self._device.upload(moves)
+            self._device.happen(event)
+            self._done += 1
+
+    def close(self) -> None:
+        self._submitted = []

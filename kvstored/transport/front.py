@@ -38,6 +38,7 @@ from kvstored.wire.methods import (
     REPORT_BULK,
     SEGMENT,
     SERVICE,
+    WAIT_LAYERS,
     Method,
 )
 from kvstored.wire.status import ERROR_DETAIL_KEY, failure_of, status_of
@@ -220,7 +221,7 @@ def _handlers(
     unary: dict[str, Any] = {
         method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, GPU_POOL)
+        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, GPU_POOL, WAIT_LAYERS)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,

@@ -82,6 +82,7 @@ class StoreService:
             "Segment": self._descriptors.segment,
             "Projection": self._descriptors.projection,
             "GpuPool": self._descriptors.gpu_pool,
+            "WaitLayers": self._wait_layers,
             "ReserveBandwidth": self._reserve_bandwidth,
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
@@ -238,10 +239,27 @@ class StoreService:
     async def _acquire(self, request: pb.AcquireRequest, caller: Caller) -> pb.AcquireResponse:
         get = self._asked.get(request, caller)
         lost = self._store.release(get.session, handles_of(request.release, "release"))
-        grant = await self._store.acquire(get.call, get.layout, wait_s=get.wait_s)
+        grant = await self._store.acquire(
+            get.call, get.layout, wait_s=get.wait_s, layers=request.layers
+        )
         response = acquire_message(grant, len(get.columns))
+        response.arriving = self._store.reads.arrivals.is_arriving(grant.lease)
         response.released_lost = pack_u8(lost)
         return response
+
+    async def _wait_layers(
+        self, request: pb.WaitLayersRequest, caller: Caller
+    ) -> pb.WaitLayersResponse:
+        session = self._asked.session(request.session, caller)
+        progress = await self._store.wait_layers(
+            session,
+            request.lease,
+            request.layers,
+            wait_s=self._store.limits.load_wait(request.wait_ms / 1000),
+            on_its_way=request.events,
+        )
+        events = [pb.LayerEvent(segment=s, handle=handle) for s, handle in progress.events]
+        return pb.WaitLayersResponse(layers=progress.layers, events=events)
 
     async def _renew(self, request: pb.RenewRequest, caller: Caller) -> pb.RenewResponse:
         session = self._asked.session(request.session, caller)

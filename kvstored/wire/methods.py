@@ -2,7 +2,7 @@
 
 Numbers are part of the protocol: only added, never reused. Streaming calls of the gRPC service are
 not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
-exist only here: their answers carry a descriptor; so do GpuPool, whose handle is of use on this host only, and ReportBulk, which is the
+exist only here: their answers carry a descriptor; so do GpuPool and WaitLayers, whose handles are of use on this host only, and ReportBulk, which is the
 front's own.
 """
 
@@ -32,6 +32,7 @@ SEGMENT = Method("Segment", 1, pb.SegmentRequest, pb.SegmentResponse)
 PROJECTION = Method("Projection", 36, pb.ProjectionRequest, pb.ProjectionResponse)
 KEEP_ALIVE = Method("KeepAlive", 3, pb.KeepAliveRequest, pb.KeepAliveResponse)
 GPU_POOL = Method("GpuPool", 41, pb.GpuPoolRequest, pb.GpuPoolResponse)
+WAIT_LAYERS = Method("WaitLayers", 53, pb.WaitLayersRequest, pb.WaitLayersResponse)
 REPORT_BULK = Method("ReportBulk", 40, pb.ReportBulkRequest, pb.ReportBulkResponse)
 
 METHODS = (
@@ -75,6 +76,7 @@ METHODS = (
     Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
     GPU_POOL,
+    WAIT_LAYERS,
     Method("ReserveBandwidth", 42, pb.ReserveBandwidthRequest, pb.ReserveBandwidthResponse),
     Method("ReportAccess", 51, pb.ReportAccessRequest, pb.ReportAccessResponse),
     Method("ReportResident", 52, pb.ReportResidentRequest, pb.ReportResidentResponse),

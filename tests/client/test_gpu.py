@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,12 @@ from kvstored.client import (
 )
 from kvstored.client.channel import Session
 from kvstored.client.links import GetCall, Leased
-from kvstored.core.types import TierId
+from kvstored.core.types import GroupKind, GroupSpec, TierId
 from kvstored.pb import kvstored_pb2 as pb
+from tests.codec import real
 from tests.crash.blocks import content_of, spec_of, tokens_of
 from tests.crash.served import ROOT, Served, environment, free_port, wait_until
+from tests.tiers.test_coding import FULL_BYTES
 
 BLOCK_BYTES = 64 << 10
 HBM = 1 << TierId.HBM
@@ -181,6 +184,44 @@ def test_contents_of_the_gpu_are_gone_after_a_restart_and_never_wrong(tmp_path: 
                     np.testing.assert_array_equal(block[0], content_of(key, BLOCK_BYTES))
 
 
+def test_blocks_that_a_disk_has_packed_are_read_on_the_gpu_without_a_copy_in_dram(
+    tmp_path: Path,
+) -> None:
+    """By a whole daemon: 25 MiB of real KV through 16 MiB of memory."""
+    settings = {
+        "hbm.devices": "host:0",
+        "hbm.capacity": "16MiB",
+        "disk.codec": "fast",
+        "disk.lossy": "cold=rotated4,shared=int8",
+        "policy": "lru",
+    }
+    kv = GroupSpec("kv", GroupKind.LINEAR, FULL_BYTES, lossy_ok=True)
+    spec = replace(spec_of(FULL_BYTES), dtype="bfloat16", block_tokens=256, groups=(kv,))
+    with Served(tmp_path, dram="16MiB", disk="64MiB", settings=settings) as served:
+        wait_until(lambda: hbm_of(served.stat()).granted_bytes, what="the pool is open")
+        with Client(served.address) as client:
+            namespace = client.open_namespace(spec)
+            keys = Keys(tuple(bytes([i]) * 32 for i in range(100)), unchained=True)
+            cold, on_disk = keys[:16], 1 << TierId.NVME
+            rows = np.concatenate([real.bits("a"), real.bits("b")] * 2)
+            for i, key in enumerate(keys):
+                plain = np.ascontiguousarray(np.roll(rows, i, axis=1)).reshape(-1).view(np.uint8)
+                namespace.put(Keys((key,), unchained=True), [[plain]])
+                if i == 15:  # before others push them out of memory
+                    wait_until(lambda: all(b & on_disk for b in namespace.locate(cold).tiers))
+            wait_until(lambda: all(b & 0x7F == on_disk for b in namespace.locate(cold).tiers))
+            with namespace.map_gpu(cold) as view:
+                assert view.hits == 16
+                up = namespace.locate(cold).tiers
+                assert all(bits & 0x7F == HBM | on_disk for bits in up)
+                shown = [np.array(block[0]) for block in view.blocks if block is not None]
+            # memory is full of blocks that are being written
+            wait_until(lambda: namespace.get(cold).hits == 16)
+            for mapped, got in zip(shown, namespace.get(cold).blocks, strict=True):
+                assert got is not None
+                np.testing.assert_array_equal(mapped, got[0])
+
+
 COUNT_IMPORTS = """
 import sys
 import kvstored.daemon, kvstored.cli.main, kvstored.client
@@ -266,6 +307,27 @@ def test_places_on_a_gpu_are_never_streamed_as_if_they_were_shared_memory(
                 namespace.get(keys)
             with pytest.raises(InvalidArgument, match="local channel"):
                 namespace.map_gpu(keys)
+
+
+@pytest.mark.parametrize("stream", [None, 7], ids=["host", "stream"])
+def test_layers_are_read_as_they_come(namespace: Namespace, stream: int | None) -> None:
+    keys = put(namespace, list(range(200 + 20 * bool(stream), 210 + 20 * bool(stream))))
+    with namespace.map_gpu(keys, layers=32) as view:
+        assert view.hits == 10
+        for layer in range(1, 33):
+            view.wait_layers(layer, stream=stream)
+            begin, end = (layer - 1) * BLOCK_BYTES // 32, layer * BLOCK_BYTES // 32
+            for key, block in zip(keys, view.blocks, strict=True):
+                assert block is not None
+                np.testing.assert_array_equal(
+                    block[0][begin:end], content_of(key, BLOCK_BYTES)[begin:end]
+                )
+    with pytest.raises(LeaseLost):
+        view.wait_layers(1)
+    with namespace.map_gpu(keys) as view:
+        view.wait_layers(32)
+    with pytest.raises(InvalidArgument, match="layers=7"):
+        namespace.map_gpu(keys, layers=7)
 
 
 def test_asynchronous_clients_read_on_the_gpu_too(served: Served) -> None:

@@ -27,6 +27,7 @@ from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.keys import key_batch
 from kvstored.core.namespace import Namespaces
 from kvstored.core.naming import rows_leaf_first
+from kvstored.core.raising import Raising
 from kvstored.core.types import (
     UNIT_BYTES,
     Access,
@@ -192,7 +193,10 @@ class Desk:
             TierLimits(tier, units, **{"lease_share": 1.0, **shares})  # type: ignore[arg-type]  # admit_hits is whole
             for tier, units in sizes.items()
         ]
-        self.catalog = Catalog(tiers=tiers, policy=policy, limits=limits or Limits(), epoch=7)
+        self.catalog = catalog = Catalog(
+            tiers=tiers, policy=policy, limits=limits or Limits(), epoch=7
+        )
+        self.raising = Raising(catalog.books, catalog.carriage, catalog.looking.running)
         for tier, units in sizes.items():
             parts = gpus if tier is TierId.HBM else 1
             for segment in range(parts):

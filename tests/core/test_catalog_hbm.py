@@ -5,18 +5,27 @@ The state machine beside this compares eviction with an oracle in two tiers; her
 
 import random
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from kvstored.core.calls import CopyTask, FillStatus, ReadStatus, Reason, StoredPiece
+from kvstored.core.calls import CopyTask, FillStatus, PieceMove, ReadStatus, Reason, StoredPiece
 from kvstored.core.columnar import Grant
+from kvstored.core.columns import READY
 from kvstored.core.copying import Copying, CopyRun
-from kvstored.core.types import NamespaceSpec, TierId
+from kvstored.core.lifting import go_straight_up
+from kvstored.core.types import GroupSpec, NamespaceSpec, Place, TierId
 from kvstored.errors import InvalidArgument, KvstoredError
 from tests.core.desk import LINEAR, SHARDED, SPARSE, STATE, Desk, freed_in, remove, spec_of
 
 PATHS = ("abcdefgh", "abcdijkl", "mnop", "qrstuv")
 STEPS = 300
+
+
+def twice(group: GroupSpec) -> GroupSpec:
+    return replace(group, bytes_per_block=2 * group.bytes_per_block)
 
 
 class Storm:
@@ -26,10 +35,10 @@ class Storm:
         self.rng = random.Random(seed)
         self.desk = Desk(
             spec_of("plain", mutable=True),
-            spec_of("hybrid", LINEAR, SPARSE, STATE),
-            dram=10,
-            nvme=14,
-            hbm=6,
+            spec_of("hybrid", replace(twice(LINEAR), resident=True), twice(SPARSE), STATE),
+            dram=12,
+            nvme=16,
+            hbm=8,
             policy=policy,
             high=0.9,
             low=0.6,
@@ -43,7 +52,15 @@ class Storm:
         desk = self.desk
         actions = [self.put, self.put, self.read, self.read_in_hbm, self.read_in_hbm]
         actions += [self.prefetch, self.end_task, self.end_task, self.write_down, self.demote]
-        actions += [self.release, self.forget, self.pin, self.tidy, self.read_across]
+        actions += [
+            self.release,
+            self.forget,
+            self.pin,
+            self.tidy,
+            self.read_across,
+            self.read_straight,
+            self.raise_,
+        ]
         action = self.rng.choice(actions)
         action()
         for effect in freed_in(desk.catalog.drain()):
@@ -95,6 +112,20 @@ class Storm:
         loads, _ = self.desk.catalog.prefetch(layout.id, keys, tier, self.desk.now_s)
         self.tasks += loads
 
+    def raise_(self) -> None:
+        """What is predicted, and with a running request what is resident."""
+        ns, names, _ = self.names()
+        catalog, keys = self.desk.catalog, self.desk.keys(names, ns=ns)
+        layout, session = self.desk.namers[ns].layout, self.desk.session
+        with suppress(KvstoredError):  # it runs already, or would hold too much
+            catalog.begin_request(session, b"r", layout.id, keys, self.desk.now_s)
+        begun = self.desk.raising.begin([(layout.id, keys.fingerprints)], 1 << 30, self.desk.now_s)
+        self.seen["raised"] += len(begun)
+        self.tasks += begun
+        if self.rng.random() < 0.5:
+            with suppress(KvstoredError):
+                catalog.complete_request(session, b"r", False, self.desk.now_s)
+
     def read_across(self) -> None:
         """A path of which a GPU has the head and only NVMe the tail, while memory is full of others."""
         desk, path = self.desk, self.rng.choice(PATHS[2:])
@@ -111,6 +142,20 @@ class Storm:
         for name in "wxyz":
             desk.put(name)
         self._read(TierId.DRAM, 0, path)
+
+    def read_straight(self) -> None:
+        """Blocks of which only NVMe has anything, packed or not, on the GPU."""
+        desk, path = self.desk, self.rng.choice(PATHS)
+        desk.put(path[:2], ns=1)
+        self.write_down()
+        while self.tasks:
+            self.end_task()
+        for copy in np.flatnonzero(desk.catalog.books.copies.state == READY).tolist():
+            table = desk.catalog.books.copies
+            is_above = int(table.tier[copy]) != TierId.NVME and int(table.block[copy]) >= 0
+            if is_above and not table.readers[copy] + table.fills[copy]:
+                desk.catalog.drop_copy(copy, Reason.CORRUPT, desk.now_s)
+        self._read(TierId.HBM, 1, path[:2])
 
     def end_task(self) -> None:
         if not self.tasks:
@@ -132,13 +177,18 @@ class Storm:
         catalog, now_s = self.desk.catalog, self.desk.now_s
         way = f"{task.source.name}-{task.target.name}"
         if self.rng.random() < 0.8:
-            stored = [StoredPiece(move.target, 1) for move in task.moves]
+            is_packed = task.target is TierId.NVME and self.rng.random() < 0.7
+            stored = [StoredPiece(self._kept(move, is_packed), 1) for move in task.moves]
             catalog.carriage.commit(task.id, stored, now_s)
             self.seen[way] += 1
         else:
             catalog.carriage.abort(
                 task.id, self.rng.choice([Reason.CORRUPT, Reason.IO_ERROR]), now_s
             )
+
+    def _kept(self, move: PieceMove, is_packed: bool) -> Place:
+        """Of what is packed on a disk one unit of two."""
+        return (move.target[0]._replace(units=1),) if is_packed else move.target
 
     def write_down(self) -> None:
         self.tasks += self.desk.catalog.write_back(1 << 30, self.desk.now_s)
@@ -195,7 +245,7 @@ def test_books_of_three_tiers_stay_right_whatever_comes(
     monkeypatch.setattr("kvstored.core.write_back.RUN_MIN", plain_min)
     monkeypatch.setattr("kvstored.core.leaving.MANY", plain_min)
     seen: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(3):
         storm = Storm(seed, policy)
         for _ in range(STEPS):
             storm.step()
@@ -206,7 +256,16 @@ def test_books_of_three_tiers_stay_right_whatever_comes(
         desk.catalog.close_session(desk.session, desk.now_s, writer_dead=True)
         desk.wait(3600.0)
         assert all(use.leased_units == 0 for use in desk.catalog.tier_use())
-    wanted = ("read in HBM", "read in DRAM", "DRAM-HBM", "HBM-DRAM", "DRAM-NVME", "NVME-DRAM")
+    wanted = (
+        "read in HBM",
+        "read in DRAM",
+        "DRAM-HBM",
+        "HBM-DRAM",
+        "DRAM-NVME",
+        "NVME-DRAM",
+        "NVME-HBM",
+        "raised",
+    )
     assert all(seen[each] for each in wanted), seen
     assert bool(seen["lifted as runs"]) == (plain_min == 1)
 
@@ -451,3 +510,41 @@ def test_what_only_the_gpu_has_never_leaves_to_make_room() -> None:
     up(desk, "xyz")
     assert all(TierId.HBM in desk.tiers_of(name) for name in "xyz"), "they may leave now"
     assert desk.there("abc") == "abc"
+
+
+# ---- what NVMe has packed
+
+
+def packed_desk() -> Desk:
+    """Of `a` and `b` NVMe has copies in half of their units, and nothing else has any; `c` lies there raw."""
+    desk = Desk(spec_of("m", twice(LINEAR)), dram=16, nvme=16, hbm=8)
+    for name, units in (("a", 1), ("b", 1), ("c", 2)):
+        desk.put(name, under=None)
+        for task in desk.singly(desk.catalog.write_back(1 << 30, desk.now_s)):
+            (extent,) = task.moves[0].target
+            stored = [StoredPiece((extent._replace(units=units),), 1)]
+            desk.catalog.carriage.commit(task.id, stored, desk.now_s)
+        drop_from_memory(desk, name)
+    return desk
+
+
+def test_packed_copies_go_straight_up_and_raw_ones_over_dram() -> None:
+    desk = packed_desk()
+    found = go_straight_up(desk.catalog.books, desk.ns, desk.keys("abcx"))
+    assert found.tolist() == [True, True, False, False]
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("abc"), TierId.HBM, desk.now_s)
+    tasks = desk.singly(loads)
+    assert [(task.source, task.target) for task in tasks] == [(TierId.NVME, TierId.HBM)] * 2
+    desk.carry(loads)
+    assert desk.tiers_of("a") == {TierId.HBM, TierId.NVME}
+    assert desk.tiers_of("c") == {TierId.NVME}
+
+
+def test_what_is_on_its_way_to_dram_already_goes_on_from_there() -> None:
+    desk = packed_desk()
+    loads, _ = desk.catalog.prefetch(desk.ns, desk.keys("a"), TierId.DRAM, desk.now_s)
+    assert go_straight_up(desk.catalog.books, desk.ns, desk.keys("ab")).tolist() == [False, True]
+    assert desk.catalog.prefetch(desk.ns, desk.keys("a"), TierId.HBM, desk.now_s)[0] == []
+    desk.carry(loads)
+    up(desk, "a")
+    assert desk.tiers_of("a") == {TierId.HBM, TierId.DRAM, TierId.NVME}

@@ -30,9 +30,10 @@ def wait_until(is_so: Callable[[], object], wait_s: float = ANSWER_S, what: str 
 
 
 def environment() -> dict[str, str]:
-    """Without settings of the machine's own daemon."""
+    """Without settings of the machine's own daemon. Where packages were carried along (scripts/gpu-check) it finds them too."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("KVSTORED_")}
-    return {**clean, "PYTHONPATH": str(ROOT), "KVSTORED_LOG_FORMAT": "json"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**clean, "PYTHONPATH": path, "KVSTORED_LOG_FORMAT": "json"}
 
 
 def kvstored(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -1,19 +1,26 @@
 """The HBM tier on a real GPU: the promises of every tier, copies of every kind of memory, kernels equal to the CPU codec."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvstored.codec import blocks
+from kvstored.codec.elements import Element
+from kvstored.codec.frame import Codec
+from kvstored.codec.lossy import BY_CHANNEL, Grid
+from kvstored.codec.plan import Method, Plan, Step
+from kvstored.codec.unpacked import as_it_is, unpack
+from kvstored.codec.values import words_of_floats
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import NoSpace, Unavailable
-from kvstored.tiers import kernels
 from kvstored.tiers.base import Tier
 from kvstored.tiers.cuda import LARGE_BYTES, CudaDevice
 from kvstored.tiers.device import moves_of, open_device
+from kvstored.tiers.expansion import expansion_of
 from kvstored.tiers.hbm import Hbm
+from kvstored.tiers.views import hash_of
 from tests.tiers.conformance import SEGMENT_UNITS, Conformance
 
 pytestmark = pytest.mark.gpu
@@ -69,27 +76,77 @@ def test_the_context_s_footprint_is_told(device: CudaDevice) -> None:
     assert 0 <= device.footprint_bytes < 4 << 30
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-def test_planes_are_split_and_merged_as_the_codec_does(width: int) -> None:
-    cupy = module()
-    compiled = cupy.RawModule(code=kernels.source(), options=("--std=c++14",))
-    elements = np.random.default_rng(width).integers(0, 256, 100_000 * width, dtype=np.uint8)
-    words = elements.view(f"<u{width}")
-    shifts = range(8 * (width - 1), -1, -8)
-    expected = np.concatenate([(words >> shift).astype(np.uint8) for shift in shifts])
-    source, made, back = (
-        cupy.asarray(elements),
-        cupy.zeros_like(elements),
-        cupy.zeros_like(elements),
-    )
-    numbers = (np.uint64(100_000), np.uint32(width))
-    compiled.get_function("split_planes")((64,), (256,), (source, made, *numbers))
-    compiled.get_function("merge_planes")((64,), (256,), (made, back, *numbers))
-    np.testing.assert_array_equal(cupy.asnumpy(made), expected)
-    np.testing.assert_array_equal(cupy.asnumpy(back), elements)
+LENGTHS = [241, 1024, 1025, 4096, 4159, 8192 + 63, 100_000, 1 << 20, 3 << 20]
 
 
-def module() -> Any:  # it ships no types
-    import cupy
+def test_hashes_are_xxh3_of_what_lies_in_the_pool(device: CudaDevice) -> None:
+    rng = np.random.default_rng(5)
+    pieces = [rng.integers(0, 256, length, dtype=np.uint8) for length in LENGTHS]
+    extents = []
+    at = 0
+    for piece in pieces:  # every second one in two extents with a gap
+        cut = len(piece) // 2 // UNIT_BYTES * UNIT_BYTES if len(extents) % 2 else 0
+        parts = (
+            [(at, cut), (at + cut + UNIT_BYTES, len(piece) - cut)] if cut else [(at, len(piece))]
+        )
+        extents.append(parts)
+        at += (len(piece) // UNIT_BYTES + 3) * UNIT_BYTES
+    items = [(as_it_is(piece), each) for piece, each in zip(pieces, extents, strict=True)]
+    found = device.expand(expansion_of(items))
+    assert found == [hash_of([piece]) for piece in pieces]
+    back = [np.zeros_like(piece) for piece in pieces]
+    moves = [
+        (offset, target[sum(s for _, s in parts[:i]) :][:size])
+        for target, parts in zip(back, extents, strict=True)
+        for i, (offset, size) in enumerate(parts)
+    ]
+    device.download(moves_of(moves))
+    for piece, target in zip(pieces, back, strict=True):
+        np.testing.assert_array_equal(target, piece)
 
-    return cupy
+
+STEPS = [
+    Step(Method.PLANES),
+    *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
+    Step(Method.UNIFORM, int(Grid.INT4) | BY_CHANNEL),
+    Step(Method.ROTATED, 4),
+    Step(Method.BOUNDED, 4),
+]
+
+
+@pytest.mark.parametrize("element", [Element.BF16, Element.F16, Element.F8E4M3, Element.F32])
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_what_crosses_packed_becomes_the_codec_s_bytes(
+    device: CudaDevice, element: Element, step: Step
+) -> None:
+    rng = np.random.default_rng([int(element), step.method, step.parameter])
+    values = np.clip(rng.normal(0, 4, 1 << 18).astype(np.float32), -400, 400)
+    plain = words_of_floats(values, element).view(np.uint8)
+    frame = blocks.encode(plain, Plan(element, (step,), rows=64, columns=128))
+    expected = np.empty_like(plain)
+    blocks.decode(frame, expected)
+    piece = unpack(Codec.FRAME, frame, len(plain))
+    (found,) = device.expand(expansion_of([(piece, [(1 << 20, len(plain))])]))
+    made = np.zeros_like(plain)
+    device.download(moves_of([(1 << 20, made)]))
+    np.testing.assert_array_equal(made, expected)
+    assert found == hash_of([expected])
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "staged"])
+def test_copies_in_order_follow_each_other(device: CudaDevice, is_pinned: bool) -> None:
+    memory = np.random.default_rng(7).integers(0, 256, 24 << 20, dtype=np.uint8)
+    if is_pinned:
+        device.register(memory)
+    step = 1 << 20
+    copies = device.copies()
+    handles = [
+        copies.submit(moves_of([(i * step, memory[i * step : (i + 1) * step])])) for i in range(24)
+    ]
+    assert len(set(handles)) in (1, 24), "the same for all where none is shared"
+    for number in (3, 23):
+        copies.wait(number)
+        back = np.zeros((number + 1) * step, dtype=np.uint8)
+        device.download(moves_of([(0, back)]))
+        np.testing.assert_array_equal(back, memory[: len(back)])
+    copies.close()

@@ -3,13 +3,14 @@ lost."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstored.core.calls import ReadStatus, Reason
 from kvstored.core.types import Layout, NamespaceSpec, TierId
-from kvstored.errors import InvalidArgument, Unavailable
+from kvstored.errors import InvalidArgument, KvstoredError, NoSpace, Unavailable
 from kvstored.store import gpu
 from kvstored.store.events import EventKind
 from kvstored.store.jobs import JobState
@@ -181,6 +182,37 @@ def test_removed_and_replaced_blocks_leave_the_gpu_too(tmp_path: Path) -> None:
     running(world, main)
 
 
+def test_resident_groups_and_predicted_sets_go_up_by_themselves(tmp_path: Path) -> None:
+    world = World(tmp_path, arena_blocks=64, hbm_blocks=32)
+    world.grow()
+    dense, *others = hybrid_spec().groups
+    spec = replace(hybrid_spec(), groups=(replace(dense, resident=True), *others))
+
+    async def main() -> None:
+        layout = await world.open(spec)
+        session = world.session()
+        world.put(session, layout, range(6))
+        await world.janitor.raise_once()
+        assert copies_up(world) == 0
+        keys = keys_of(layout, range(4))
+        world.store.begin_request(session, layout, keys, b"r")
+        await world.janitor.raise_once()
+        await world.settle()
+        assert copies_up(world) == 4
+        assert where(world, layout, range(6)) == [DRAM] * 6, "their sparse groups are not there"
+        world.store.accesses.reside(session, layout, keys_of(layout, [4, 5]), 1.0)
+        await world.janitor.raise_once()
+        await world.settle()
+        assert where(world, layout, range(6)) == [DRAM] * 4 + [HBM | DRAM] * 2
+        await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+def copies_up(world: World) -> int:
+    return world.shell.counts["copies", "dram:hbm"]
+
+
 # ---- a device that fails
 
 
@@ -239,18 +271,27 @@ def test_a_lost_device_costs_its_copies_and_nothing_else(tmp_path: Path) -> None
     running(world, main)
 
 
-def test_a_device_that_does_not_open_leaves_the_tier_off_with_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("cupy cannot be imported: no module named cupy"),
+        Unavailable("gpu cannot be opened: device=0: cudaErrorInsufficientDriver"),
+        Unavailable("no such gpu: device=3 devices=1"),
+        NoSpace("gpu cannot be opened: device=0: cudaErrorMemoryAllocation: out of memory"),
+    ],
+    ids=["no cupy", "no driver", "no device", "out of memory"],
+)
+def test_a_device_that_does_not_open_leaves_the_tier_off_with_the_reason(
+    tmp_path: Path, error: KvstoredError
+) -> None:
     def opener(name: str, size_bytes: int) -> Device:
-        raise Unavailable("cupy cannot be imported: no module named cupy")
+        raise error
 
     world = World(tmp_path, hbm_blocks=16, opener=opener)
 
     async def main() -> None:
         await gpu.open_pools(world.shell)
-        assert (
-            str(world.shell.tiers.hbm_records.fault)
-            == "cupy cannot be imported: no module named cupy"
-        )
+        assert world.shell.tiers.hbm_records.fault is error
         refused: list[str] = []
         await gpu.pin_arena(world.shell, 1 << 20, lambda error: refused.append(str(error)))
         assert not refused
@@ -258,8 +299,14 @@ def test_a_device_that_does_not_open_leaves_the_tier_off_with_the_reason(tmp_pat
         layout = await world.open()
         session = world.session()
         world.put(session, layout, [1])
-        with pytest.raises(Unavailable, match="cupy cannot be imported"):
+        with pytest.raises(Unavailable, match="read from dram") as refused_read:
             await world.acquire(session, layout, [1], tier=TierId.HBM)
+        assert str(error) in str(refused_read.value)
+        await world.janitor.demote_once()
+        await world.janitor.raise_once()
+        grant = await world.acquire(session, layout, [1])
+        world.check_content(grant.blocks[0], 1)
+        world.store.release(session, [grant.lease])
         await world.check_nothing_leaked()
 
     running(world, main)

@@ -12,7 +12,7 @@ import pytest
 
 from kvstored.core.calls import ReadStatus
 from kvstored.core.types import Layout, NamespaceSpec, TierId
-from kvstored.errors import KvstoredError, NoSpace
+from kvstored.errors import KvstoredError, LeaseLost, NoSpace, Unavailable
 from kvstored.store.sessions import Session
 from kvstored.tiers.device import Moves
 from kvstored.tiers.faulty import Faults
@@ -34,7 +34,7 @@ class Caller:
         self.layout = layout
         self.rng = rng
         self.session = world.session()
-        self.reads = self.hbm_reads = 0
+        self.reads = self.hbm_reads = self.early_reads = self.failed_reads = 0
 
     async def run(self) -> None:
         for _ in range(STEPS):
@@ -83,19 +83,28 @@ class Caller:
     async def read_in_hbm(self) -> None:
         if self.world.shell.tiers.hbm is None:
             return
-        numbers = self.path()
+        numbers, layers = self.path(), self.rng.choice([0, 10])
+        session, store = self.session, self.world.store
         grant = await self.world.acquire(
-            self.session, self.layout, numbers, wait_s=1.0, tier=TierId.HBM
+            session, self.layout, numbers, wait_s=1.0, tier=TierId.HBM, layers=layers
         )
         try:
+            if grant.lease and layers:
+                self.early_reads += store.reads.arrivals.is_arriving(grant.lease)
+                for layer in (3, layers):
+                    await store.wait_layers(
+                        session, grant.lease, layer, wait_s=5.0, on_its_way=False
+                    )
             for number, block in zip(numbers, grant.blocks, strict=True):
                 if block.status is ReadStatus.HIT:
                     self.world.check_hbm_content(block, number)
                     self.hbm_reads += 1
             await asyncio.sleep(self.rng.random() * 0.002)
+        except (Unavailable, LeaseLost):
+            self.failed_reads += 1  # the copy found no memory on the way, or the session is gone
         finally:
             if grant.lease and self.rng.random() < 0.95:
-                self.world.store.release(self.session, [grant.lease])
+                store.release(session, [grant.lease])
 
     async def hurried_read(self) -> None:
         """Cancelled somewhere on its way, as when its caller's deadline passes."""
@@ -203,6 +212,8 @@ def test_a_storm_leaks_nothing_and_serves_no_wrong_byte(
             await janitor
         assert sum(caller.reads for caller in callers) > 50, "the storm read nothing"
         hbm_reads = sum(caller.hbm_reads for caller in callers)
+        early_reads = sum(caller.early_reads for caller in callers)
+        assert early_reads > 5 or not hbm_blocks, "no read was answered early"
         assert hbm_reads > 20 or not hbm_blocks, "the storm read nothing on the GPU"
         world.catalog.check()
         await world.check_nothing_leaked()

@@ -53,6 +53,7 @@ from kvstored.store.store import Store, StoreLimits
 from kvstored.tiers.arena import Arena
 from kvstored.tiers.coding import Coding
 from kvstored.tiers.device import Opener, open_device
+from kvstored.tiers.disk import Disk
 from kvstored.tiers.faulty import Faults, FaultyTier
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.memory import MemoryTier
@@ -70,7 +71,7 @@ NO_FAULTS = Faults()
 
 
 class World:
-    """`arena_blocks`, `disk_blocks`: capacities in blocks of the default namespace (two units each)."""
+    """`arena_blocks`, `disk_blocks`: capacities in blocks of the default namespace (two units each). `frames`: a real disk in place of the dict."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class World:
         hbm_blocks: int = 0,
         opener: Opener = open_device,
         hbm_bytes_per_s: int = 0,
+        frames: Disk | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.index_share = 0.0
@@ -97,7 +99,8 @@ class World:
             SEGMENT_BYTES, incarnation=epoch, available_bytes=lambda: 1 << 40
         )
         self.memory = disk or MemoryTier()
-        self.disk = FaultyTier(self.memory, faults, random.Random(seed), time.sleep)
+        self.frames = frames
+        self.disk = FaultyTier(frames or self.memory, faults, random.Random(seed), time.sleep)
         parts = Tiers(
             arena=self.arena,
             arena_lane=Lane("arena", threads=2, queue_max=256),
@@ -106,7 +109,8 @@ class World:
             flush_disk_counters=lambda _: None,
             relink_disk=lambda _: None,
             disk_index_share=lambda: self.index_share,
-            coding=Coding(Codec.RAW),
+            unpack_disk=frames.unpack if frames is not None else lambda _: [],
+            coding=Coding(Codec.RAW) if frames is None else frames.coding,
             projection=Projection(arena_blocks * 2 * UNIT_BYTES, epoch=epoch, tenant="default"),
             hbm=Hbm(["host:0"], SEGMENT_BYTES, opener) if hbm_blocks else None,
             hbm_lane=Lane("hbm", threads=2, queue_max=256) if hbm_blocks else None,
@@ -138,7 +142,8 @@ class World:
     def grow(self) -> None:
         """Give the tiers their space: one segment each, of which the capacity is used."""
         self.catalog.grow(TierId.DRAM, *self.arena.grow())
-        self.catalog.grow(TierId.NVME, 0, SEGMENT_BYTES // UNIT_BYTES)
+        whole = (0, SEGMENT_BYTES // UNIT_BYTES)
+        self.catalog.grow(TierId.NVME, *(self.frames.grow() if self.frames else whole))
         if self.shell.tiers.hbm is not None:
             self.catalog.grow(TierId.HBM, *self.shell.tiers.hbm.grow())
 
@@ -208,6 +213,7 @@ class World:
         numbers: Sequence[int],
         wait_s: float = 5.0,
         tier: TierId = TierId.DRAM,
+        layers: int = 0,
     ) -> Grant:
         """In HBM what lies there: required groups."""
         groups = layout.spec.groups
@@ -221,7 +227,7 @@ class World:
             ttl_s=30.0,
             tier=tier,
         )
-        return await self.store.acquire(call, layout, wait_s=wait_s)
+        return await self.store.acquire(call, layout, wait_s=wait_s, layers=layers)
 
     def content(self, block: ReadBlock, group: int = 0) -> Bytes:
         piece = block.pieces[group]

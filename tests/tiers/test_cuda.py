@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvstored.codec.elements import Element
+from kvstored.codec.plan import Step
+from kvstored.codec.unpacked import as_it_is
 from kvstored.core.devices import HandleKind
 from kvstored.core.types import UNIT_BYTES
 from kvstored.errors import NoSpace, Unavailable
 from kvstored.tiers.base import Tier
-from kvstored.tiers.cuda import LARGE_BYTES, STAGING_BYTES, CudaDevice
+from kvstored.tiers.cuda import LARGE_BYTES, CudaDevice
+from kvstored.tiers.cuda_worker import STAGING_BYTES
 from kvstored.tiers.device import moves_of, open_device
+from kvstored.tiers.expansion import expansion_of
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.nvml import used_bytes
+from tests.gpu import test_device as on_device
 from tests.tiers.conformance import SEGMENT_UNITS, Conformance
 from tests.tiers.fake_cupy import FakeCupy, FakeRuntime
 
@@ -198,8 +204,47 @@ def test_clients_map_the_pool_by_its_handle_and_let_go_with_the_last_array(
     device.close()
 
 
+def test_clients_open_an_event_once_and_let_their_stream_wait_for_it(runtime: FakeRuntime) -> None:
+    from kvstored.client import gpu
+    from kvstored.pb import kvstored_pb2 as pb
+
+    runtime.can_share = True
+    device = CudaDevice(0, POOL_BYTES)
+    copies = device.copies()
+    event = copies.submit(moves_of([(0, np.zeros(4096, dtype=np.uint8))]))
+    handle = device.handle
+    facts = pb.GpuPoolResponse(
+        kind=pb.CUDA_IPC, handle=handle.payload, device=handle.device, pool_bytes=POOL_BYTES
+    )
+    pool = gpu.Pools().mapped(0, 1, lambda _: facts)
+    runtime.calls.clear()
+    pool.wait_event(event, 77, 1.0)
+    pool.wait_event(event, 77, 1.0)
+    waits = [call for call in runtime.calls if call.startswith("stream 77 waits")]
+    assert (runtime.calls.count("event open"), len(waits)) == (1, 2)
+    del pool
+    assert runtime.calls.count("event destroyed") == 1
+    copies.wait(0)
+    copies.close()
+    device.close()
+
+
 def test_use_of_a_gpu_without_its_library_is_not_known() -> None:
     assert used_bytes("0000:00:00.0", library="no-such-library.so") == 0
+
+
+def test_the_footprint_is_what_came_beside_the_pool_and_what_unpacking_took(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = iter([3 << 30, (3 << 30) + POOL_BYTES + (480 << 20)])
+    monkeypatch.setattr("kvstored.tiers.nvml.used_bytes", lambda _: next(used))
+    device = CudaDevice(0, POOL_BYTES)
+    assert device.footprint_bytes == 480 << 20
+    plain = np.arange(8192, dtype=np.uint8)
+    device.expand(expansion_of([(as_it_is(plain), [(0, 8192)])]))
+    taken = sum(runtime.allocated.values()) - POOL_BYTES
+    assert device.footprint_bytes == (480 << 20) + taken > 480 << 20
+    device.close()
 
 
 def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reached(
@@ -207,14 +252,17 @@ def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reach
 ) -> None:
     from bench import gpu
 
-    monkeypatch.setattr(gpu, "TOTAL_BYTES", 64 << 20)
+    monkeypatch.setattr(gpu, "TOTAL_BYTES", 8 << 20)
+    monkeypatch.setattr(gpu, "PACKED_BYTES", 256 << 10)
     monkeypatch.setattr(gpu, "PIECES", [64 << 10, 1 << 20])
     monkeypatch.setattr(gpu, "REPEATS", 1)
     monkeypatch.setattr(sys, "argv", ["bench.gpu"])
-    runtime.device_bytes = 128 << 20
+    runtime.device_bytes = 64 << 20
     assert gpu.main() in (0, 1)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["piece", "one", "64", "1", "target:"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("piece", "one", "64", "1", "packed", "packed", "packed", "target:")
+    ]
     runtime.devices = 0
     assert gpu.main() == 3
 
@@ -234,3 +282,30 @@ def test_memory_is_pinned_once_for_all_devices(runtime: FakeRuntime) -> None:
     assert second._pinned.reach(source, 1 << 20) == (True, 1 << 20), "staged"
     hbm.close()
     assert not runtime.registered
+
+
+# ---- what scripts/gpu-check runs on a real GPU, here over the same fake
+
+
+@pytest.mark.parametrize("pinned_mib", [0, 4, 8])
+def test_copies_of_gpu_check(device: CudaDevice, pinned_mib: int) -> None:
+    on_device.test_pieces_of_every_size_go_up_and_come_down(device, pinned_mib)
+
+
+def test_hashes_of_gpu_check(device: CudaDevice) -> None:
+    on_device.test_hashes_are_xxh3_of_what_lies_in_the_pool(device)
+
+
+@pytest.mark.parametrize("element", [Element.BF16, Element.F8E4M3])
+@pytest.mark.parametrize("step", on_device.STEPS, ids=str)
+def test_kernels_of_gpu_check(device: CudaDevice, element: Element, step: Step) -> None:
+    on_device.test_what_crosses_packed_becomes_the_codec_s_bytes(device, element, step)
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_copies_in_order_of_gpu_check(device: CudaDevice, is_pinned: bool) -> None:
+    on_device.test_copies_in_order_follow_each_other(device, is_pinned)
+
+
+def test_failures_of_gpu_check(runtime: FakeRuntime) -> None:
+    on_device.test_failures_are_typed()

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
+import xxhash
 from numpy.typing import NDArray
 
-from kvstored.codec import lossy, planes
+from kvstored.codec import blocks, unpacked
 from kvstored.codec.elements import FORMS, Element, words_of
+from kvstored.codec.frame import Codec
 from kvstored.codec.lossy import BY_CHANNEL, Grid
-from kvstored.codec.plan import Method, Step
-from kvstored.codec.streams import Reader, Writer
+from kvstored.codec.plan import Method, Plan, Step
 from kvstored.codec.values import floats_of, words_of_floats
+from kvstored.core.types import UNIT_BYTES
 from kvstored.tiers import kernels
 from kvstored.tiers.device import moves_of
+from kvstored.tiers.expansion import Expansion, expansion_of, hash_tables
 from kvstored.tiers.submission import Pinned, planned
 from kvstored.tiers.views import at_address
 
@@ -57,7 +59,10 @@ def test_the_kernels_compile_for_a_gpu_without_one(tmp_path: Path, arch: str) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert all(name.encode() in cubin.read_bytes() for name in ("copy_runs", "dequantise"))
+    assert all(
+        name.encode() in cubin.read_bytes()
+        for name in ("copy_runs", "expand_sections", "hash_lanes")
+    )
 
 
 # ---- copies
@@ -134,69 +139,117 @@ def carry(
                 at_address(address, size)[:] = staging[begin : begin + size]
 
 
-# ---- byte planes
+# ---- packed sections
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-@pytest.mark.parametrize("count", [1, 1000])
-def test_planes_are_split_and_merged_as_the_codec_does(
-    host: ctypes.CDLL, width: int, count: int
-) -> None:
-    rng = np.random.default_rng(width)
-    elements = rng.integers(0, 256, count * width, dtype=np.uint8)
-    words = elements.view(f"<u{width}")
-    shifts = range(8 * (width - 1), -1, -8)
-    expected = np.concatenate([(words >> shift).astype(np.uint8) for shift in shifts])
-    made = np.empty(count * width, dtype=np.uint8)
-    wide = ctypes.c_uint(width)
-    launched(host.host_split_planes, at(elements), at(made), u64(count), wide)
-    np.testing.assert_array_equal(made, expected)
-    back = np.zeros_like(elements)
-    launched(host.host_merge_planes, at(made), at(back), u64(count), wide)
-    np.testing.assert_array_equal(back, elements)
+def extents_of(rng: np.random.Generator, length: int, extents: int) -> list[tuple[int, int]]:
+    """Whole units but for the last extent, in any order in a pool, with gaps."""
+    units = -(-length // UNIT_BYTES)
+    cuts = sorted(rng.choice(np.arange(1, units), min(extents, units) - 1, replace=False).tolist())
+    begins, ends = [0, *cuts], [*cuts, units]
+    places = rng.permutation(2 * units)[: len(begins)] * 2 * units * UNIT_BYTES
+    sizes = [(end - begin) * UNIT_BYTES for begin, end in zip(begins, ends, strict=True)]
+    sizes[-1] -= units * UNIT_BYTES - length
+    return list(zip(places.tolist(), sizes, strict=True))
 
 
-# ---- lossy sections
+def expanded(host: ctypes.CDLL, expansion: Expansion, pool_bytes: int) -> Bytes:
+    """As `CudaDevice` does it, window by window."""
+    pool = np.full(pool_bytes, 0xEE, dtype=np.uint8)
+    for window in expansion.windows(96 << 10, 7):
+        sections, packed = np.ascontiguousarray(window.sections), window.packed.copy()
+        launched(host.host_expand_sections, at(sections), ctypes.c_uint(len(sections)), at(packed), at(pool))  # fmt: skip
+    return pool
+
+
+def read_back(pool: Bytes, extents: list[tuple[int, int]]) -> Bytes:
+    return np.concatenate([pool[offset : offset + size] for offset, size in extents])
+
+
+STEPS = [
+    Step(Method.PLANES),
+    Step(Method.ZSTD, 1),
+    *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
+    *(Step(Method.UNIFORM, int(grid) | BY_CHANNEL) for grid in (Grid.INT8, Grid.FP4)),
+    *(Step(Method.ROTATED, bits) for bits in (2, 3, 4)),
+    *(Step(Method.BOUNDED, power) for power in (1, 4, 6)),
+]
 
 
 @pytest.mark.parametrize("element", NUMBERS)
-@pytest.mark.parametrize("by_channel", [0, BY_CHANNEL])
-@pytest.mark.parametrize("grid", list(Grid))
-@pytest.mark.parametrize("tile", [(2, 64, 128), (1, 48, 40)])
-def test_quantised_values_come_back_to_the_bit_of_the_codec(
-    host: ctypes.CDLL, element: Element, by_channel: int, grid: Grid, tile: tuple[int, int, int]
+@pytest.mark.parametrize("step", STEPS, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (48, 40)])
+def test_what_crosses_packed_becomes_the_bytes_of_the_codec(
+    host: ctypes.CDLL, element: Element, step: Step, rows: int, columns: int
 ) -> None:
-    rng = np.random.default_rng([int(element), by_channel, int(grid), tile[2]])
-    count = int(np.prod(tile))
+    rng = np.random.default_rng([int(element), step.method, step.parameter, columns])
+    count = 3 * rows * columns
     scales = np.exp(rng.normal(0, 2, count)).astype(np.float32)
     values = np.clip(rng.normal(0, 1, count).astype(np.float32) * scales, -400, 400)
-    words = words_of_floats(values, element)
-    step = Step(Method.UNIFORM, int(grid) | by_channel)
-    out = np.empty(8 * count + 4096, dtype=np.uint8)
-    writer = Writer(out, 0)
-    writer.begin(len(out))
-    assert lossy.encode(writer, words, (), element, tile, step)
-    stored = out[: writer.end()]
-    expected = np.empty_like(words)
-    lossy.decode(Reader(stored, zstandard.ZstdDecompressor()), expected, (), element, tile, step)
-    low, scale, codes = parts_of(stored, tile, step.parameter)
-    made = np.zeros(count * FORMS[element].width_bytes, dtype=np.uint8)
-    numbers = (tile[1], tile[2], count // len(low), bool(by_channel), int(grid), int(element))
-    small = [ctypes.c_uint(int(number)) for number in numbers]
-    launched(host.host_dequantise, at(codes), at(low), at(scale), at(made), u64(count), *small)
-    np.testing.assert_array_equal(words_of(made, element), expected)
+    plain = words_of_floats(values, element).view(np.uint8)
+    width = FORMS[element].width_bytes
+    plain = plain[: len(plain) - (width > 1)]  # the last element is cut off
+    plan = Plan(element, (step,), rows, columns, section_bytes=rows * columns * width)
+    frame = blocks.encode(plain, plan)
+    expected = np.empty_like(plain)
+    blocks.decode(frame, expected)
+    piece = unpacked.unpack(Codec.FRAME, frame, len(plain))
+    items = [(piece, extents_of(rng, len(plain), extents)) for extents in (1, 3)]
+    items[1] = (piece, [(offset + (16 << 20), size) for offset, size in items[1][1]])
+    pool = expanded(host, expansion_of(items), 32 << 20)
+    touched = 0
+    for _, extents in items:
+        np.testing.assert_array_equal(read_back(pool, extents), expected)
+        touched += len(expected)
+    assert np.count_nonzero(pool != 0xEE) <= touched, "bytes beside the pieces were written"
 
 
-def parts_of(
-    stored: Bytes, tile: tuple[int, int, int], parameter: int
-) -> tuple[NDArray[np.uint16], NDArray[np.uint16], Bytes]:
-    """What the streams of a section hold; entropy coding stays on the CPU."""
-    reader = Reader(stored, zstandard.ZstdDecompressor())
-    groups, length = lossy._group_shape(tile, parameter)
-    halves = np.empty((2, groups), dtype="<u2")
-    for side in halves:
-        planes.decode(reader, side)
-    return halves[0].copy(), halves[1].copy(), reader.take(groups * length).copy()
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_hashes_of_what_lies_in_the_pool_are_xxh3(host: ctypes.CDLL, blocks: int) -> None:
+    rng = np.random.default_rng(11)
+    pool = rng.integers(0, 256, 64 << 20, dtype=np.uint8)
+    lengths = [
+        241,
+        1023,
+        1024,
+        1025,
+        1087,
+        1088,
+        4096,
+        4097,
+        4159,
+        4160,
+        8192 + 63,
+        100_000,
+        1 << 20,
+    ]
+    pieces = [
+        extents_of(rng, length, extents)
+        for length in lengths
+        for extents in (1, 2, 5)
+        if -(-length // UNIT_BYTES) >= extents
+    ]
+    pieces = [[(offset % (32 << 20), size) for offset, size in piece] for piece in pieces]
+    found = hashed(host, pool, pieces, blocks)
+    assert found == [xxhash.xxh3_64_intdigest(read_back(pool, piece).tobytes()) for piece in pieces]
+    pool[pieces[-1][0][0] + 5] ^= 1
+    assert hashed(host, pool, pieces, blocks)[-1] != found[-1]
+
+
+def hashed(
+    host: ctypes.CDLL, pool: Bytes, pieces: list[list[tuple[int, int]]], blocks: int
+) -> list[int]:
+    tables = hash_tables(pieces)
+    sums = np.empty(max(1, tables.blocks) * 8, dtype=np.uint64)
+    lanes = np.empty(len(pieces) * 8, dtype=np.uint64)
+    hashes = np.empty(len(pieces), dtype=np.uint64)
+    rows = ctypes.c_uint(len(pieces))
+    stretches = (at(tables.stretches), ctypes.c_uint(len(tables.stretches)), u64(tables.blocks))
+    launched(host.host_hash_blocks, *stretches, at(pool), at(sums), blocks=blocks)
+    launched(host.host_hash_lanes, at(tables.pieces), rows, at(pool), at(sums), at(lanes), blocks=blocks)  # fmt: skip
+    launched(host.host_hash_merge, at(tables.pieces), rows, at(lanes), at(hashes), blocks=blocks)
+    found: list[int] = hashes.tolist()
+    return found
 
 
 @pytest.mark.parametrize("element", [Element.F16, Element.F8E4M3, Element.F8E5M2])

@@ -7,6 +7,7 @@ from kvstored.wire.methods import (
     PROJECTION,
     REPORT_BULK,
     SEGMENT,
+    WAIT_LAYERS,
 )
 
 STREAMING_ONLY = {"Put", "Get", "WatchEvents"}
@@ -22,7 +23,7 @@ def test_every_method_of_the_service_is_in_the_table_with_its_own_messages() -> 
         assert method.request.DESCRIPTOR is described.input_type
         assert method.response.DESCRIPTOR is described.output_type
     described_names = {described.name for described in service.methods}
-    here_only = {SEGMENT.name, PROJECTION.name, REPORT_BULK.name, GPU_POOL.name}
+    here_only = {SEGMENT.name, PROJECTION.name, REPORT_BULK.name, GPU_POOL.name, WAIT_LAYERS.name}
     assert {method.name for method in METHODS} - described_names == here_only
 
 
