@@ -116,7 +116,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         epoch=epoch,
     )
     catalog.feedback.limits = feedback_limits(config)
-    catalog.page_ins.objectives = tuple(plan.Objective(name) for name in config.objectives)
+    catalog.scheduler.follow(tuple(plan.Objective(name) for name in config.objectives))
     catalog.carriage.ahead.limits = prefetch_limits(config)
     shell = Shell(
         catalog,

@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 TIERS: Final = ("hbm", "dram", "nvme", "remote")
 """By TierId."""
+CLASSES: Final = ("p0", "p1", "p2", "p3")
+"""By Heat."""
 GUESSES: Final = ("selection", "session", "sibling")
 """Speculative signals of prefetch."""
 LATENCY_BUCKETS_S: Final = (
@@ -66,6 +68,9 @@ FACTS: Final[Mapping[str, Fact]] = {
     "stored_bytes": Fact("stored_bytes", "Bytes written to NVMe, as encoded."),
     "write_back_refused": Fact(
         "write_back_refused_copies", "Copies not worth writing to NVMe, by why.", ("reason",)
+    ),
+    "gathered_blocks": Fact(
+        "gathered_blocks", "Blocks written to NVMe again, to be read with fewer calls."
     ),
     "evicted_copies": Fact("watermark_evicted_copies", "Copies that the evictor took.", ("tier",)),
     "forgotten_copies": Fact("forgotten_copies", "Copies forgotten, by rule.", ("tier", "reason")),
@@ -195,6 +200,15 @@ class Metrics:
         }
         self.tiers = tuple(TierGauges(tier_gauges, tier) for tier in TIERS)
         """By TierId."""
+
+        shape = ("class", "tier")
+        classes = _gauge(registry, "class_copies", "Copies by temperature class.", shape)
+        sizes = _gauge(registry, "class_bytes", "Bytes by temperature class.", shape)
+        self.class_copies, self.class_bytes = (
+            tuple(tuple(gauge.labels(each, tier) for tier in TIERS) for each in CLASSES)
+            for gauge in (classes, sizes)
+        )
+        """By Heat, then by TierId."""
 
         self.hbm_pinned_bytes = _gauge(registry, "hbm_pinned_bytes", "DRAM pinned for the GPUs.")
         self.hbm_footprint_bytes = _gauge(

@@ -21,6 +21,7 @@ from kvstored.client.view import View
 from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.calls import FillStatus, ReadStatus
 from kvstored.core.hints import FollowUp, Hint
+from kvstored.core.tags import Tag
 from kvstored.core.types import (
     Access,
     Advice,
@@ -83,6 +84,7 @@ __all__ = [
     "PrefillRun",
     "PutResult",
     "ReadStatus",
+    "Tag",
     "Unavailable",
     "View",
 ]

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from kvstored.client.keys import Keys, checked
 from kvstored.client.links import milliseconds
+from kvstored.core.tags import Tag
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -17,6 +18,7 @@ def access_message(
     keys: Keys,
     selected: ArrayLike | None,
     mass: Sequence[float],
+    tags: Sequence[Tag],
     group: str,
     layer: int | None,
 ) -> pb.ReportAccessRequest:
@@ -29,6 +31,7 @@ def access_message(
         group=names.index(group) if group else 0,
         layer=layer,
         mass=mass,
+        tags=bytes(tags),
     )
     if selected is not None:
         bits = np.atleast_2d(np.asarray(selected, dtype=np.bool_))

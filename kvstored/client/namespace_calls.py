@@ -15,6 +15,7 @@ from kvstored.client.results import AccessReport, Job, Located, OpenedNamespace,
 from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.keys import Tokens
+from kvstored.core.tags import Tag
 from kvstored.core.types import Match
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -170,13 +171,14 @@ class NamespaceCalls:
         selected: ArrayLike | None = None,
         *,
         mass: Sequence[float] = (),
+        tags: Sequence[Tag] = (),
         group: str = "",
         layer: int | None = None,
         timeout_s: float | None = None,
     ) -> AccessReport:
-        """Tells which blocks some decode steps selected, (steps, keys) booleans, oldest first, or the attention mass of each key in one step. Advisory;
-        many steps in one report cost the daemon little more than one."""
-        request = access_message(self.spec, keys, selected, mass, group, layer)
+        """Tells which blocks some decode steps selected, (steps, keys) booleans, oldest first, or the attention mass of each key in one step; and with
+        one of these or alone what each block holds. Advisory; many steps in one report cost the daemon little more than one."""
+        request = access_message(self.spec, keys, selected, mass, tags, group, layer)
         request.namespace = self.digest
         with self._link(timeout_s) as link:
             request.session = link.session.token

@@ -74,7 +74,9 @@ class Books(Tables):
                 return
             parent = int(tree.parent[block])
             self.forget_partial(block, parent)
-            self.policy.forget(as_rows([block]))
+            gone = as_rows([block])
+            self.policy.forget(gone)
+            self.recent.forget(gone)
             tree.remove(block)
             self.index.pop(block)
             blocks.give(block)

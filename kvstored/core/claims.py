@@ -43,8 +43,9 @@ class Pin:
 
 @dataclass(slots=True)
 class Request:
-    """`path`: held rows; `sealed`: blocks that were put on its behalf, in order; `recent`: its recent window."""
+    """`path`: held rows; `sealed`: blocks that were put on its behalf, in order; `recent`: its recent window. `is_whole`: all of its path is held."""
 
+    number: int
     session: int
     id: bytes
     ns: int
@@ -53,6 +54,7 @@ class Request:
     recent: list[int]
     begun_s: float
     hint: Hint
+    is_whole: bool = True
 
 
 class Claims:
@@ -168,7 +170,8 @@ class Claims:
         if (session, id_) in self.requests:
             raise InvalidArgument(f"request runs already: request_id={id_.hex()}")
         rows = self._run(keys, ns)
-        request = Request(session, id_, ns, set(), [], [], now_s, hint)
+        self._next_id += 1
+        request = Request(self._next_id, session, id_, ns, set(), [], [], now_s, hint)
         self.requests[session, id_] = request
         self._by_session.setdefault(session, {})[id_] = None
         self._join(request, rows)
@@ -203,6 +206,7 @@ class Claims:
         if not self._by_session[session]:
             del self._by_session[session]
         self._slide(request, [])
+        self._books.recent.loose -= not request.is_whole
         path = as_rows(sorted(request.path))
         self._running.remove(path)
         self.tell(request.ns, path, hint.after(request.hint), now_s)
@@ -246,11 +250,14 @@ class Claims:
                 [at for at in books.path_of(as_rows([row])).tolist() if at not in request.path]
             )
             if self._is_full(added):
+                self._books.recent.loose += request.is_whole
+                request.is_whole = False
                 break
             self._running.add(added)
             books.hold(added)
             request.path.update(added.tolist())
-        self._slide(request, request.recent + fresh)
+        recent = self._books.recent.still(request.recent, request.number)
+        self._slide(request, [row for row in recent if row not in fresh] + fresh)
         return len(fresh)
 
     def _is_full(self, rows: Rows) -> bool:
@@ -265,13 +272,9 @@ class Claims:
         spec = self._books.layouts[request.ns].spec
         keep = -(-spec.recent_tokens // spec.block_tokens) if spec.recent_tokens else 0
         recent = self._books.recent
-        gone = dict.fromkeys(request.recent)
-        recent.subtract(request.recent)
+        recent.leave(request.recent, request.number)
         request.recent = blocks[-keep:] if keep else []
-        recent.update(request.recent)
-        for block in gone:
-            if not recent[block]:
-                del recent[block]
+        recent.enter(request.recent, request.number)
 
     def _retain(self, ns: int, path: Rows, ttl_s: float, now_s: float) -> None:
         """A soft pin as a hint asks for it, which ends with its time; none where pins would hold more than they may."""

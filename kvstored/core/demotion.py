@@ -9,7 +9,7 @@ import numpy as np
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
 from kvstored.core.carriage import Carriage
-from kvstored.core.columns import CLEAN, FILLING, READY
+from kvstored.core.columns import CLEAN, FILLING, FIRST, READY
 from kvstored.core.copying import Copying
 from kvstored.core.types import Budget, Rows, TierId, as_rows
 
@@ -65,12 +65,12 @@ class Demotion:
         return len(rows)
 
     def _dirty(self) -> Rows:
-        """Those that nothing is carrying yet."""
+        """Those that nothing is carrying yet; first victims, then the others, each in the policy's order."""
         copies = self._books.copies
         top = copies.top
         mine = (copies.tier[:top] == int(TierId.HBM)) & (copies.state[:top] == READY)
         rows = np.flatnonzero(mine & (copies.flags[:top] & CLEAN == 0))
-        rows = rows[np.argsort(copies.rank[rows], kind="stable")]
+        rows = rows[np.lexsort((copies.rank[rows], copies.flags[rows] & FIRST == 0))]
         return as_rows(
             [
                 row

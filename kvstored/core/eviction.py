@@ -10,16 +10,14 @@ import numpy as np
 
 from kvstored.core.books import Books
 from kvstored.core.calls import Reason
+from kvstored.core.classes import Classes
 from kvstored.core.clearing import clear_run
 from kvstored.core.columns import READY
 from kvstored.core.feedback import Feedback
 from kvstored.core.leaving import drop_victims, victims_from
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import TierBook
-from kvstored.core.types import Budget, Part, Place, Rows, TierId, as_rows
-
-COLDER_AMONG = 16
-"""Next victims among which what attention says decides: it is never the only criterion."""
+from kvstored.core.types import Budget, Part, Place, Rows, TierId
 
 
 class Evictor:
@@ -29,6 +27,7 @@ class Evictor:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.feedback = Feedback(books)
+        self.classes = Classes(books, self.feedback)
         self._shrinking: set[tuple[TierId, Budget]] = set()
         self.soft_pins: OrderedDict[int, tuple[Rows, Callable[[], bool]]] = OrderedDict()
 
@@ -134,7 +133,7 @@ class Evictor:
             is_shrinking = used > int(limit * limits.high) or (tier, budget) in self._shrinking
             left = used - int(limit * limits.low) if is_shrinking else 0
             victims = policy.peek(tier, budget, now_s, runs_max) if left > 0 else []
-            for victim in victims:
+            for victim in self.classes.ordered(victims, now_s):
                 if left <= 0:
                     break
                 runs.append(victims_from(self._books, victim, left, 1 << 30))
@@ -169,9 +168,12 @@ class Evictor:
         most: int = 1 << 30,
     ) -> int:
         """The next victim leaves, and with it others until `units` or `most` copies have left; answers how many."""
+        self.feedback.settle(now_s)
         victim = self._books.policy.victim(tier, budget, now_s)
-        if victim is not None and self.feedback.is_on:
-            victim = self._colder(victim, tier, budget, now_s)
+        if victim is not None:
+            chosen = self.classes.chosen(victim, tier, budget, now_s)
+            if chosen != victim:  # what is above it is not next
+                victim, most = chosen, 1
         if victim is None and tier <= TierId.DRAM and reason is Reason.DEMAND:
             victim = self._victim_of_pins(tier, budget, now_s)
         if victim is None and tier is TierId.NVME:
@@ -181,17 +183,6 @@ class Evictor:
         if int(self._books.blocks.ns[self._books.copies.block[victim]]) in self._books.retired:
             reason = Reason.RETIRED
         return drop_victims(self._books, victim, units, most, reason, now_s)
-
-    def _colder(self, victim: int, tier: TierId, budget: Budget, now_s: float) -> int:
-        """Of the next victims the first that was not selected for long, else the policy's own. All of them may be evicted."""
-        policy = self._books.policy
-        others = policy.peek(tier, budget, now_s, COLDER_AMONG - 1)
-        among = as_rows([victim, *others])
-        sunk = self.feedback.is_sunk(among, now_s)
-        if sunk[0] or not sunk.any():
-            return victim
-        policy.offer(victim)
-        return int(among[int(np.argmax(sunk))])
 
     def _victim_of_pins(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         for path, release in list(self.soft_pins.values()):

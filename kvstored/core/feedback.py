@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstored.core.books import Books
 from kvstored.core.calls import TouchEvent
+from kvstored.core.cold import Cold
 from kvstored.core.types import Part, Rows
 
 Mask = NDArray[np.bool_]
@@ -26,8 +27,8 @@ RAISE_S = 5.0
 EVEN_SHARE = 0.25
 """Of an even share of the attention: a block that has less was not selected."""
 BURST_S = 2.0
-REPORT_BLOCKS_MIN = 128
-"""What a smaller report counts as: it takes as long, some 130 us, so that reports stay within 1 % of a core at 10,000 blocks/s."""
+REPORT_BLOCKS = 96
+"""What a report counts as beside its blocks: it takes some 100 us itself, so that reports stay within 1 % of a core at 10,000 blocks/s."""
 STEPS_MAX = 256
 """In one report."""
 
@@ -44,12 +45,17 @@ class FeedbackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`selected`: (steps, keys), oldest first; or one step's `mass`. `layer` -1: not said."""
+    """`selected`: (steps, keys), oldest first; or one step's `mass`; `tags`: what each block holds, with one of the two or alone. `layer` -1: not said."""
 
     group: int
     layer: int
     selected: NDArray[np.bool_] | None
     mass: NDArray[np.float64] | None
+    tags: NDArray[np.uint8] | None = None
+
+    @property
+    def is_selection(self) -> bool:
+        return self.selected is not None or self.mass is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +95,20 @@ class Feedback:
         self._books = books
         self.limits = FeedbackLimits()
         self._tracks: dict[Part, _Track] = {}
+        self._cold = Cold(books)
+        self._cold_s = -np.inf
         self._tokens = 0.0
         self._filled_s = -np.inf
 
-    @property
-    def is_on(self) -> bool:
-        """Whether an engine reported."""
-        return bool(self._tracks)
+    def is_heard(self, now_s: float) -> bool:
+        """Whether an engine told lately of blocks that attention leaves alone: else nobody has to look for them."""
+        return now_s - self._cold_s <= 2 * HALF_LIFE_S
+
+    def settle(self, now_s: float) -> None:
+        """What left first for what was told long ago, or was used since, is ordinary again."""
+        if self._cold.is_due(now_s):
+            rows = self._cold.rows(now_s)
+            self._cold.clear(rows[~self.is_sunk(rows, now_s)])
 
     def selected(
         self, rows: Rows, part: Part, selected: Mask, weight: float, now_s: float
@@ -109,6 +122,8 @@ class Feedback:
         counts = selected.sum(axis=0)
         trailing = np.where(counts == steps, steps, np.argmin(selected[::-1], axis=0))
         idle = np.where(counts == 0, steps, np.argmax(selected[::-1], axis=0))
+        if len(rows) and self._is_read_whole(rows.item(0), part):
+            idle[:] = 0
         return self._learn(rows, part, steps, counts / steps * weight, trailing, idle, now_s)
 
     def attended(
@@ -119,8 +134,18 @@ class Feedback:
         even = total / max(1, len(mass))
         return self.selected(rows, part, (mass > EVEN_SHARE * even)[np.newaxis], weight, now_s)
 
+    def tagged(self, rows: Rows, tags: NDArray[np.uint8], now_s: float) -> Reported:
+        """What blocks hold, as an engine says; rows of -1 are not known."""
+        if not self._may_take(len(rows), now_s):
+            return SHED
+        known = rows >= 0
+        self._books.tags.tell(rows[known], tags[known], now_s)
+        for part in self._tracks:
+            self._cold.clear_blocks(rows[known & (tags != 0)], part)
+        return Reported(True, int(np.count_nonzero(known)), NOTHING, NOTHING)
+
     def is_sunk(self, copies: Rows, now_s: float) -> Mask:
-        """Which of these copies were not selected for long: they may leave before others of about the same worth."""
+        """Which of these copies were not selected for long, and not used since: they may leave before others of about the same worth."""
         table = self._books.copies
         blocks, parts = table.block[copies], table.part[copies]
         sunk: Mask = np.zeros(len(copies), dtype=np.bool_)
@@ -128,6 +153,8 @@ class Feedback:
             mine = (parts == int(part)) & (blocks >= 0) & (blocks < len(track.low))
             at = blocks[mine]
             idle = track.unselected[at] >= self.limits.sink_steps
+            idle &= self._books.blocks.last_s[at] <= track.at_s[at]
+            idle &= self._books.tags.warmth(at, now_s) == 0
             sunk[mine] = idle & self._is_fresh(track, at, now_s)
         return sunk
 
@@ -147,7 +174,7 @@ class Feedback:
         rate = self.limits.blocks_per_s
         filled = self._tokens + (now_s - self._filled_s) * rate if self._filled_s > 0 else np.inf
         self._tokens, self._filled_s = min(float(filled), rate * BURST_S), now_s
-        cost = max(blocks, REPORT_BLOCKS_MIN)
+        cost = blocks + REPORT_BLOCKS
         if cost > self._tokens:
             return False
         self._tokens -= cost
@@ -171,14 +198,36 @@ class Feedback:
         kept = STEP_FADE**steps
         heat = faded * kept + share * (1 - kept)
         streak = np.where((trailing == steps) & fresh, track.streak[rows] + trailing, trailing)
-        unselected = np.where((idle == steps) & fresh, track.unselected[rows] + idle, idle)
+        unused = self._books.blocks.last_s[rows] <= track.at_s[rows]
+        goes_on = (idle == steps) & fresh & unused
+        before = track.unselected[rows]
+        unselected = np.where(goes_on, before + idle, idle)
         track.raised_s[rows] = np.where(fresh, track.raised_s[rows], -np.inf)
         track.low[rows], track.at_s[rows], track.heat[rows] = lows, now_s, heat
         track.streak[rows], track.unselected[rows] = streak, unselected
         stable = rows[(streak >= self.limits.stable_steps) & (heat >= HOT)]
         stable = stable[now_s - track.raised_s[stable] >= RAISE_S]
         track.raised_s[stable] = now_s
+        self._cool(rows, part, np.where(goes_on, before, 0), unselected, now_s)
+        self._cold.clear_blocks(rows[(before >= self.limits.sink_steps) & ~goes_on], part)
         return self._raise(len(rows), stable, now_s)
+
+    def _cool(
+        self,
+        rows: Rows,
+        part: Part,
+        before: NDArray[np.int64],
+        unselected: NDArray[np.int64],
+        now_s: float,
+    ) -> None:
+        """Blocks that were not selected for so many steps are cold, as far as they lose nothing by that; each is looked at once in as many steps."""
+        steps = self.limits.sink_steps
+        if (unselected >= steps).any():
+            self._cold_s = now_s
+        cold = rows[unselected // steps > before // steps]
+        if len(cold):
+            cold = cold[self._books.tags.warmth(cold, now_s) == 0]
+            self._cold.mark(cold, part)
 
     def _raise(self, known: int, stable: Rows, now_s: float) -> Reported:
         """They count as used, as where an engine touches them."""
@@ -188,6 +237,11 @@ class Feedback:
             books.touch(stable, TouchEvent.HINT, now_s)
         fast = books.blocks.fast[stable]
         return Reported(True, known, stable, stable[(fast > 1) & (fast < 4)])
+
+    def _is_read_whole(self, block: int, part: Part) -> bool:
+        """By every step, whatever is selected (HCA-like groups): such a part is never cold for it."""
+        layout = self._books.layout_of(block)
+        return any(layout.spec.groups[g].resident for g in layout.groups_of(part))
 
     def _is_fresh(self, track: _Track, rows: Rows, now_s: float) -> Mask:
         """Told of this very block, and not long ago."""

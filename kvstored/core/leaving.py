@@ -120,6 +120,9 @@ def _simple(books: Books, at: Rows, run: Rows, fine: NDArray[np.bool_], units: i
     if len(at) < MANY:
         return 0
     fine &= (blocks.holds[run] == 0) & (blocks.ns[run] == blocks.ns[run[0]])
+    if books.recent.loose:  # of windows each leaves by itself, when nothing else is left
+        fine[1:] &= ~books.recent.among(run[1:])
+    fine[1:] &= ~books.tags.ever(run[1:])  # and so does what others may have to leave before
     fine &= (copies.part[at] == copies.part[at[0]]) & (copies.part[at] != int(Part.CHECKPOINT))
     fine &= (copies.tier[at] == copies.tier[at[0]]) & (copies.state[at] == READY)
     fine &= (copies.readers[at] == 0) & (copies.fills[at] == 0)
@@ -145,6 +148,7 @@ def drop_run(books: Books, run: Rows, reason: Reason, now_s: float) -> None:
     parent = int(books.tree.parent[top])
     books.forget_partial(leaf, int(books.tree.parent[leaf]))
     books.policy.forget(rows)
+    books.recent.forget(rows)
     books.tree.cut_run(rows)
     books.index.pop_many(rows)
     blocks.give_many(rows)

@@ -10,7 +10,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint, Reason
 from kvstored.core.carriage import Carriage
 from kvstored.core.claims import Claims, Request
-from kvstored.core.columns import FILLING, READY
+from kvstored.core.columns import FILLING, FIRST, READY
 from kvstored.core.fills import Fills, held_units
 from kvstored.core.groups import checkpoint_tokens, required_bytes, resumable, resume_bytes
 from kvstored.core.hints import Hint
@@ -178,12 +178,13 @@ class Looking:
         """Where its parts are, and how warm it is."""
         books = self._books
         tiers: dict[Part, set[TierId]] = {}
-        is_read = False
+        is_read = is_first = False
         for copy in books.copies_of(block):
             if books.copies.state[copy] == READY:
                 tier = TierId(int(books.copies.tier[copy]))
                 tiers.setdefault(Part(int(books.copies.part[copy])), set()).add(tier)
                 is_read |= bool(books.copies.readers[copy])
+                is_first |= bool(books.copies.flags[copy] & FIRST)
         words = [
             f"{_PARTS[part]}in {' and '.join(tier.name.lower() for tier in sorted(tiers[part]))}"
             for part in sorted(tiers)
@@ -195,7 +196,12 @@ class Looking:
                 f"window and state {gone.reason} from {gone.tier.name.lower()} {age_s:.1f} s ago"
             )
         held, hits = int(books.blocks.holds[block]), int(books.blocks.hits[block])
-        use = [books.heat(block).name.lower(), f"{hits} hit{'s' * (hits != 1)}"]
+        heat = books.heat(block)
+        use = [f"P{heat} {heat.name.lower()}", f"{hits} hit{'s' * (hits != 1)}"]
+        use += ["leaves first"] * is_first
+        use += [
+            tag.name.lower().replace("_", " ") for tag in books.tags.of(block, now_s) if tag.name
+        ]
         use += ["being read"] * is_read + [f"held {held}x"] * bool(held)
         use += ["not exact"] * is_lossy(books, block)
         text = "; ".join([*words, ", ".join(use)])

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from kvstored.core.books import Books
 from kvstored.core.bulk import count_kids
 from kvstored.core.calls import TouchEvent
+from kvstored.core.census import heats_of
 from kvstored.core.columnar import Places, VisibleMany
 from kvstored.core.columns import CLEAN, FILLING, READY, TARGET
 from kvstored.core.copying import CopyRun
 from kvstored.core.plain_reads import begin_reading, end_reading
-from kvstored.core.types import Budget, Heat, NamespaceId, Rows, TierId
+from kvstored.core.types import Budget, NamespaceId, Rows, TierId
 
 
 def begin_run(
@@ -47,7 +48,7 @@ def begin_run(
         parents=above,
         depths=books.tree.depth[owners].astype(np.int64),
         hits=blocks.hits[owners],
-        heats=_heats(books, owners),
+        heats=heats_of(books, owners),
         generations=blocks.generation[owners],
         checksums=pieces.checksum[old],
         sources=books.places(old),
@@ -85,16 +86,6 @@ def _opened(books: Books, sources: Rows, target: TierId, places: Places) -> Rows
     book.used[Budget.GLOBAL] += int(places.units.sum())
     count_kids(books, target, owners, rows)
     return rows
-
-
-def _heats(books: Books, blocks: Rows) -> NDArray[np.uint8]:
-    """As `Tables.heat` for each."""
-    is_shared = (books.blocks.hits[blocks] > 0) | (books.tree.children[blocks] > 1)
-    heats = np.where(is_shared, int(Heat.SHARED), int(Heat.COLD))
-    if books.recent:
-        recent = [block in books.recent for block in blocks.tolist()]
-        heats = np.where(recent, int(Heat.RECENT), heats)
-    return np.where(books.are_sinks(blocks), int(Heat.SINK), heats).astype(np.uint8)
 
 
 # ---- the end

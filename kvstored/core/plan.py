@@ -49,11 +49,13 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one round may do. `evict_copies`: by tier; None: down to the low watermark, a tier that is not there: nothing."""
+    """How much one round may do. `evict_copies`: by tier; None: down to the low watermark, a tier that is not there: nothing. `gather_bytes`: to
+    lay grains together on NVMe."""
 
     evict_copies: dict[TierId, int | None] = field(default_factory=dict)
     write_bytes: int = 0
     load_bytes: int = 0
+    gather_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from kvstored.core.columns import FILLING, READY, SINK, SUSPECT, Blocks, Copies,
 from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
+from kvstored.core.tags import Tags
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import (
     UNIT_BYTES,
@@ -29,6 +30,7 @@ from kvstored.core.types import (
     TierId,
     as_rows,
 )
+from kvstored.core.windows import Windows
 
 FLOPS_A_TOKEN = 16e9
 """Of prefill, where a namespace does not say: a model of 8 billion parameters."""
@@ -51,7 +53,8 @@ class Tables:
         self.layouts: dict[int, Layout] = {}
         self.long_places: dict[int, Place] = {}
         self.partials: dict[int, set[int]] = {}
-        self.recent: Counter[int] = Counter()
+        self.recent = Windows()
+        self.tags = Tags(self.index)
         self.pin_holds: Counter[int] = Counter()
         self._needed: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._sink_blocks: Rows = np.zeros(64, dtype=np.int32)
@@ -147,7 +150,7 @@ class Tables:
     def heat(self, block: int) -> Heat:
         if self.tree.depth[block] < self._sink_blocks[self.blocks.ns[block]]:
             return Heat.SINK
-        if self.recent and block in self.recent:
+        if block in self.recent:
             return Heat.RECENT
         shared = self.blocks.hits[block] or self.tree.children[block] > 1
         return Heat.SHARED if shared else Heat.COLD

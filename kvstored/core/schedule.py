@@ -17,11 +17,13 @@ from kvstored.core.carriage import Carriage
 from kvstored.core.columns import CLEAN
 from kvstored.core.copying import Copying
 from kvstored.core.eviction import Evictor
+from kvstored.core.grains import Grains
 from kvstored.core.page_ins import PageIns, Want
 from kvstored.core.plan import (
     Bounds,
     Decision,
     NodeMove,
+    Objective,
     PageIn,
     Plan,
     Round,
@@ -40,7 +42,13 @@ class Scheduler:
         self._carriage = carriage
         self.admission = Admission(books)
         self.write_back = WriteBack(books, carriage, self.admission)
+        self.grains = Grains(books, carriage, self.admission)
         self.page_ins = PageIns(books, carriage.ahead)
+
+    def follow(self, objectives: Sequence[Objective]) -> None:
+        """The operator's order of them, for page-ins and for ties of victims and of what is written."""
+        self.page_ins.objectives = self.write_back.objectives = objectives
+        self._evictor.classes.objectives = objectives
 
     def run(self, bounds: Bounds, now_s: float) -> Round:
         """Room first, since page-ins need it; then what is to come up; then what is to be kept below."""
@@ -56,6 +64,8 @@ class Scheduler:
         writes: list[Copying] = []
         if bounds.write_bytes:
             writes = self.write_back.begin(bounds.write_bytes, now_s)
+        if bounds.gather_bytes:
+            writes += self.grains.begin(bounds.gather_bytes, now_s)
         return Round(evicted, writes, loads)
 
     def look(self, now_s: float, running: int, rows_max: int) -> Plan:
@@ -144,6 +154,8 @@ class Scheduler:
             decision = Decision.REFUSE if why else Decision.ADMIT
             rows = as_rows([copy for copy, _ in found[part]])
             yield self._move(TierId.NVME, rows, decision, why or "worth it")
+        for rows in self.grains.look(now_s):
+            yield self._move(TierId.NVME, rows, Decision.ADMIT, "to lie together")
 
     def _move(self, tier: TierId, copies: Rows, decision: Decision, why: str) -> NodeMove:
         """`copies`: head first."""

@@ -241,6 +241,14 @@ class PrefixTree(Links):
         tails: Rows = np.frombuffer(self._tails, dtype=np.int32)[self.node[rows]]
         return tails, self.depth[tails].astype(np.int64)
 
+    def tails_from(self, start: int, looks_max: int) -> tuple[list[tuple[int, int]], int]:
+        """Of the next so many node ids those of runs of two blocks or more, each with its last row, and the id to go on from: 0 after the last."""
+        end = min(start + looks_max, len(self._lengths))
+        lengths, tails = self._lengths[start:end], self._tails[start:end]
+        runs = enumerate(zip(lengths, tails, strict=True), start)
+        found = [(node, tail) for node, (length, tail) in runs if length > 1]
+        return found, end if end < len(self._lengths) else 0
+
     def nodes(self, start: int, limit: int) -> Iterator[PrefixNode]:
         """At most `limit` nodes with ids from `start` on; go on from the last id + 1."""
         for node in range(max(start, 0), len(self._lengths)):

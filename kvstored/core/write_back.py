@@ -1,6 +1,6 @@
 """Which copies in memory are written to NVMe, in the order in which they became dirty: plain ones as runs, others as tasks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -14,9 +14,12 @@ from kvstored.core.columnar import Places
 from kvstored.core.columns import CLEAN, READY, WAITING
 from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.plain_reads import are_movable
+from kvstored.core.plan import OBJECTIVES, Objective
 from kvstored.core.policies.base import budget_of
 from kvstored.core.referring import is_behind
 from kvstored.core.space import units_of
+from kvstored.core.ties import admitted_in_order
+from kvstored.core.travel import parts_in_order
 from kvstored.core.types import UNIT_BYTES, Budget, Rows, TierId, as_rows
 
 REFUSALS_MAX = 16
@@ -51,6 +54,7 @@ class WriteBack:
         self._books = books
         self._carriage = carriage
         self._admission = admission
+        self.objectives: Sequence[Objective] = OBJECTIVES
 
     def flush(self, bytes_max: int, now_s: float) -> list[Copying]:
         """Like `begin`, admitting everything dirty: for the drain. Empty when nothing is left to begin."""
@@ -74,6 +78,7 @@ class WriteBack:
             return []
         if not everything:
             bytes_max = min(bytes_max, self._admission.budget.left(now_s))
+        self._arrange(now_s)
         refusals_max = len(books.waiting) + 1 if everything else REFUSALS_MAX
         round_ = _Round(bytes_max, everything, refusals_max, now_s, [], [])
         while books.waiting and not round_.is_over():
@@ -90,7 +95,7 @@ class WriteBack:
         if TierId.NVME not in books.space.books or TierId.NVME in books.recovering:
             return
         left, units = self._admission.budget.left(now_s), 0
-        for copy in dict.fromkeys(islice(books.waiting, LOOKS_MAX)):
+        for copy in dict.fromkeys(self._front(now_s)[1].tolist()):
             is_waiting = copies.flags[copy] & WAITING and copies.state[copy] == READY
             if not is_waiting or copies.flags[copy] & CLEAN:
                 continue
@@ -105,6 +110,26 @@ class WriteBack:
             else:
                 left, units = left - own * UNIT_BYTES, units + own
                 yield copy, ""
+
+    def _front(self, now_s: float) -> tuple[Rows, Rows]:
+        """What one call looks at, and in which order it goes down: as it came, dense parts first; where not all of it can be written, before that what
+        the objectives want most."""
+        books = self._books
+        front = as_rows(list(islice(books.waiting, LOOKS_MAX)))
+        if not len(front):
+            return front, front
+        units = int(books.copies.units[front].sum())
+        is_short = units > max(self._room(Budget.GLOBAL), 0)
+        is_short |= units * UNIT_BYTES > self._admission.budget.left(now_s)
+        ordered = admitted_in_order(books, front, self.objectives) if is_short else front
+        return front, parts_in_order(books, ordered)
+
+    def _arrange(self, now_s: float) -> None:
+        front, ordered = self._front(now_s)
+        if ordered is not front:
+            for _ in range(len(front)):
+                self._books.waiting.popleft()
+            self._books.waiting.extendleft(ordered[::-1].tolist())
 
     # ---- one by one
 

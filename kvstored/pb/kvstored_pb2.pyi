@@ -1025,7 +1025,7 @@ class NodeMove(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., head_fingerprint: _Optional[bytes] = ..., depth_blocks: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., tier: _Optional[str] = ..., decision: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ReportAccessRequest(_message.Message):
-    __slots__ = ("session", "namespace", "keys", "group", "layer", "steps", "selected", "mass")
+    __slots__ = ("session", "namespace", "keys", "group", "layer", "steps", "selected", "mass", "tags")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -1034,6 +1034,7 @@ class ReportAccessRequest(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SELECTED_FIELD_NUMBER: _ClassVar[int]
     MASS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     keys: Keys
@@ -1042,7 +1043,8 @@ class ReportAccessRequest(_message.Message):
     steps: int
     selected: bytes
     mass: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., group: _Optional[int] = ..., layer: _Optional[int] = ..., steps: _Optional[int] = ..., selected: _Optional[bytes] = ..., mass: _Optional[_Iterable[float]] = ...) -> None: ...
+    tags: bytes
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., group: _Optional[int] = ..., layer: _Optional[int] = ..., steps: _Optional[int] = ..., selected: _Optional[bytes] = ..., mass: _Optional[_Iterable[float]] = ..., tags: _Optional[bytes] = ...) -> None: ...
 
 class ReportAccessResponse(_message.Message):
     __slots__ = ("taken", "blocks", "raised", "wanted")

@@ -26,24 +26,28 @@ class Accesses:
 
     def report(self, layout: Layout, keys: KeyBatch, access: Access) -> Reported:
         shell, now_s = self._shell, self._shell.now_s()
-        group = layout.spec.groups[access.group]
-        feedback = shell.catalog.feedback
-        weights = feedback.limits.weights
-        weight = weights.get((group.name, access.layer), weights.get((group.name, -1), 1.0))
-        rows = self._readable(layout.id, keys)
-        if access.selected is not None:
-            told = feedback.selected(rows, group.part, access.selected, weight, now_s)
-        else:
-            assert access.mass is not None, "a report has one of the two"
-            told = feedback.attended(rows, group.part, access.mass, weight, now_s)
+        told = self._tell(layout, self._readable(layout.id, keys), access, now_s)
         shell.apply()
         self._count(told, len(keys))
         if told.is_taken and len(told.wanted):
             names = shell.catalog.books.index.fingerprints[told.wanted]
             shell.catalog.page_ins.want(layout.id, names, Signal.SELECTION, 0.0, now_s)
-        if told.is_taken and self._log is not None:
+        if told.is_taken and access.is_selection and self._log is not None:
             self._log.add(layout, keys, access, now_s)
         return told
+
+    def _tell(self, layout: Layout, rows: Rows, access: Access, now_s: float) -> Reported:
+        feedback, group = self._shell.catalog.feedback, layout.spec.groups[access.group]
+        weights = feedback.limits.weights
+        weight = weights.get((group.name, access.layer), weights.get((group.name, -1), 1.0))
+        if access.tags is not None:
+            told = feedback.tagged(rows, access.tags, now_s)
+            if not (told.is_taken and access.is_selection):
+                return told
+        if access.selected is not None:
+            return feedback.selected(rows, group.part, access.selected, weight, now_s)
+        assert access.mass is not None, "a report has one of the three"
+        return feedback.attended(rows, group.part, access.mass, weight, now_s)
 
     def reside(self, session: Session, layout: Layout, keys: KeyBatch, wait_s: float) -> int:
         """The session's predicted working set; how many of its blocks are to be loaded for it."""

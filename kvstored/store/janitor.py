@@ -7,9 +7,10 @@ that dies leaves a store that fills up.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+from kvstored.core.census import count_slice, nobody
 from kvstored.core.copying import targets_of
 from kvstored.core.raising import Raising
-from kvstored.core.types import UNIT_BYTES, TierId
+from kvstored.core.types import UNIT_BYTES, Heat, TierId
 from kvstored.core.usage import Used, is_above_high, used_since
 from kvstored.errors import KvstoredError
 from kvstored.store import learned, written
@@ -37,6 +38,7 @@ INDEX_SHARE_MAX = 0.85
 WRITE_BACK_S = 0.025
 GATHER_BYTES, GATHER_S = 16 << 20, 0.2
 """A commit begins once about so much is dirty, or so long after the last one began: a record costs a fifth where hundreds share one."""
+GRAINS_S = 0.25
 PAGE_IN_S = 0.005
 RESIDENT_S = 0.01
 SETTLE_S = 0.25
@@ -46,6 +48,7 @@ COUNTER_BLOCKS = 256
 WRITTEN_S = 30.0
 LEARN_S, DIGEST_STEPS = 1.0, 8
 SAVE_S = 300.0
+CENSUS_S = 30.0
 LAG_S = 0.1
 
 
@@ -68,6 +71,7 @@ class Janitor:
             "evictor": self._every(EVICT_S, self.make_room_once),
             "index evictor": self._every(INDEX_S, self.shed_index_once),
             "write-back": self._every(WRITE_BACK_S, self.gather_once),
+            "grains": self._every(GRAINS_S, self.lay_together_once),
             "page-in": self._every(PAGE_IN_S, self.page_in_once),
             "prefetched": self._every(SETTLE_S, self.settle_once),
             "residents": self._every(RESIDENT_S, self.judge_once),
@@ -76,6 +80,7 @@ class Janitor:
             "written bytes": self._every(WRITTEN_S, self.save_written_once),
             "learning": self._every(LEARN_S, self.learn_once),
             "policy state": self._every(SAVE_S, self.save_policy_once),
+            "census": self._every(CENSUS_S, self.count_classes_once),
             "loop watch": self._watch_loop(),
         } | (
             {}
@@ -170,6 +175,9 @@ class Janitor:
     async def write_back_once(self) -> None:
         self._store.rounds.write_back()
 
+    async def lay_together_once(self) -> None:
+        self._store.rounds.gather()
+
     async def page_in_once(self) -> None:
         self._store.rounds.page_in()
 
@@ -199,6 +207,18 @@ class Janitor:
                 await shell.tiers.disk_lane.submit(lambda: flush(disk), Urgency.BACKGROUND)  # noqa: B023 - awaited in the same turn
             await asyncio.sleep(0)
             row = batch.following
+
+    async def count_classes_once(self) -> None:
+        """What there is of each temperature class in each tier."""
+        books, metrics, row = self._shell.catalog.books, self._shell.metrics, 0
+        counted = nobody()
+        while row >= 0:
+            row = count_slice(books, row, counted)
+            await asyncio.sleep(0)
+        for heat in Heat:
+            for tier in TierId:
+                metrics.class_copies[heat][tier].set(counted.copies[heat, tier])
+                metrics.class_bytes[heat][tier].set(counted.size_bytes[heat, tier])
 
     async def learn_once(self) -> None:
         """Tables of the policy are made here, never while somebody waits for an answer."""

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeVar
 from kvstored.core.bandwidth import Bandwidth
 from kvstored.core.calls import CopyTask
 from kvstored.core.copying import Copying, CopyRun
-from kvstored.core.types import KeyBatch, Part, TierId
+from kvstored.core.travel import loads_in_order
+from kvstored.core.types import KeyBatch, TierId
 from kvstored.errors import Busy, KvstoredError, Unavailable
 from kvstored.store import carrying
 from kvstored.store.arrivals import Arrival
@@ -111,7 +112,7 @@ class Mover:
         `is_wanted` is asked in the lane just before a batch begins: a batch that nobody wants any more is aborted untouched.
         """
         order = Order(urgency, is_wanted, ended, arrival)
-        tasks = self._by_class([each for each in copying if isinstance(each, CopyTask)])
+        tasks = [each for each in self._in_order(copying) if isinstance(each, CopyTask)]
         if keys is not None and tasks:
             self._note_keys(tasks, keys)
         for batch in self._batches(tasks) if arrival is None else [tasks]:
@@ -125,21 +126,9 @@ class Mover:
                 for part in self._commits(each):
                     self._submit_run(part, keys, order)
 
-    def _by_class(self, tasks: list[CopyTask]) -> list[CopyTask]:
-        """Loads: dense parts first and whole, then the sparse ones, those that attention selects first, then by temperature class. What has one part keeps
-        its order."""
-        if not any(task.part is Part.SPARSE and task.target is TierId.DRAM for task in tasks):
-            return tasks
-        catalog, now_s = self._shell.catalog, self._shell.now_s()
-        block = catalog.books.copies.block
-
-        def order(task: CopyTask) -> tuple[bool, float, int]:
-            if task.part is not Part.SPARSE:
-                return False, 0.0, 0
-            heat = catalog.feedback.heat(block.item(task.source_copy), task.part, now_s)
-            return True, -round(heat, 3), int(task.heat)
-
-        return sorted(tasks, key=order)
+    def _in_order(self, copying: Sequence[Copying]) -> list[Copying]:
+        catalog = self._shell.catalog
+        return loads_in_order(catalog.books, catalog.feedback, copying, self._shell.now_s())
 
     def _note_keys(self, tasks: Sequence[CopyTask], keys: KeyBatch) -> None:
         wanted = {task.fingerprint for task in tasks}

@@ -45,6 +45,12 @@ class Rounds:
         if bounded := self._write_bytes():
             self._run(Bounds(write_bytes=bounded))
 
+    def gather(self) -> None:
+        """What is read with many small calls is laid together on NVMe, while nothing else is to be written."""
+        if bounded := self._gather_bytes():
+            done = self._run(Bounds(gather_bytes=bounded))
+            self._shell.counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
+
     def page_in(self) -> None:
         page_ins = self._shell.catalog.page_ins
         page_ins.expect(self._shell.now_s())
@@ -84,8 +90,7 @@ class Rounds:
         for refusal, count in admission.take_refused().items():
             shell.counts["write_back_refused", refusal.value] += count
         self._carry_writes(done.writes)
-        for each in done.loads:
-            self._carry_load(each)
+        self._carry_loads(done.loads)
         return done
 
     def _write_bytes(self) -> int:
@@ -94,6 +99,11 @@ class Rounds:
         is_free = self._write_backs < WRITE_BACKS_MAX
         is_over = asyncio.get_running_loop().time() >= self._write_back_after_s
         return WRITE_BACK_BYTES if is_on and is_free and is_over else 0
+
+    def _gather_bytes(self) -> int:
+        """The same for what is there already: none while something else is written, or an old record is still to be removed."""
+        is_quiet = not self._write_backs and not self._shell.discards_waiting
+        return self._write_bytes() if is_quiet else 0
 
     def _load_bytes(self) -> int:
         """That may be begun from NVMe now."""
@@ -119,8 +129,11 @@ class Rounds:
 
         self._mover.start(copying, Urgency.BACKGROUND, ended=ended)
 
-    def _carry_load(self, copying: Copying) -> None:
-        left, size_bytes = copies_in(copying), bytes_in(copying)
+    def _carry_loads(self, copying: Sequence[Copying]) -> None:
+        """Together: what lies together on the disk is read with few calls, dense parts before sparse ones."""
+        left, size_bytes = sum(map(copies_in, copying)), sum(map(bytes_in, copying))
+        if not left:
+            return
         self._paging_bytes += size_bytes
 
         def ended(there: int, failed: int) -> None:
@@ -130,4 +143,4 @@ class Rounds:
             self._shell.counts["prefetched_blocks", "done"] += there
             self._shell.counts["prefetched_blocks", "failed"] += failed
 
-        self._mover.start([copying], Urgency.BACKGROUND, ended=ended)
+        self._mover.start(copying, Urgency.BACKGROUND, ended=ended)

@@ -21,10 +21,12 @@ from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 
 _NAME = re.compile(r"slab-(\d{5})\.dat")
-_BUFFERS_MAX = 1024
-"""Neighbours moved by one system call (IOV_MAX)."""
 _RUN_BYTES_MAX = 4 << 20
-"""Of one system call, so that checking and decoding begin soon; a larger buffer goes alone. Beyond 1 MiB a call is no faster."""
+"""Of one system call, so that checking and decoding begin soon; a larger buffer goes alone. Beyond 1 MiB a call is no faster.
+Of units it takes 1,024, as many buffers as a call may have (IOV_MAX)."""
+BRIDGE_BYTES = 64 << 10
+"""What lies between two pieces is read along, and left, where it is no more: it takes no longer than another call. Blocks that were made smaller by
+the codec lie so. Of all that is read it is at most half."""
 
 
 class SlabIo:
@@ -136,6 +138,8 @@ class Slabs:
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if self.is_direct else 0)
         self._fds: dict[int, int] = {}
         self._units: dict[int, int] = {}
+        self._left = aligned(BRIDGE_BYTES).data
+        """Where bytes go that nobody wants, from all threads at once."""
         for path in sorted(directory.iterdir()):
             if path.name.startswith("slab-") and path.suffix == ".new":
                 path.unlink()  # a slab whose maker died before it was whole
@@ -172,12 +176,12 @@ class Slabs:
 
     def read(self, jobs: Sequence[Job]) -> Iterator[Moved]:
         """Do the jobs, run by run in the order of the disk: what a run has read is best used before the next is asked for."""
-        return self._move(jobs, self._io.preadv)
+        return self._move(jobs, self._io.preadv, BRIDGE_BYTES)
 
     def write(self, jobs: Sequence[Job]) -> dict[int, OSError]:
         """Do the jobs; the items that failed, each with its first error. Durable only after `sync` of the segments."""
         failed: dict[int, OSError] = {}
-        for moved in self._move(jobs, self._io.pwritev):
+        for moved in self._move(jobs, self._io.pwritev, 0):
             if moved.error is not None:
                 for item in moved.items:
                     failed.setdefault(item, moved.error)
@@ -187,12 +191,12 @@ class Slabs:
         self, places: Places, slots: Sequence[NDArray[np.uint8]]
     ) -> Iterator[tuple[list[int], OSError | None]]:
         """As `read` for slots that are as large as their places; yields which were in each run, and why it failed."""
-        return self._move_slots(places, slots, self._io.preadv)
+        return self._move_slots(places, slots, self._io.preadv, BRIDGE_BYTES)
 
     def write_slots(self, places: Places, slots: Sequence[NDArray[np.uint8]]) -> dict[int, OSError]:
         """As `write`."""
         failed: dict[int, OSError] = {}
-        for items, error in self._move_slots(places, slots, self._io.pwritev):
+        for items, error in self._move_slots(places, slots, self._io.pwritev, 0):
             if error is not None:
                 failed.update(dict.fromkeys(items, error))
         return failed
@@ -227,31 +231,58 @@ class Slabs:
         self._units = {**self._units, number: units}  # other threads walk it
 
     def _move(
-        self, jobs: Sequence[Job], move: Callable[[int, Sequence[memoryview], int], int]
+        self,
+        jobs: Sequence[Job],
+        move: Callable[[int, Sequence[memoryview], int], int],
+        bridge_bytes: int,
     ) -> Iterator[Moved]:
-        for run in _runs(jobs):
+        """What lies between pieces and cannot be read is none of theirs: they are tried again without it."""
+        for run in _runs(jobs, bridge_bytes):
             error: OSError | None = None
+            views = self._bridged([(job.offset, job.view.data) for job in run])
+            is_bridged = len(run) < len(views)
             try:
-                views = [job.view.data for job in run]
                 self._move_views(run[0].segment, run[0].offset, views, move)
             except OSError as raised:
                 error = raised
-            yield Moved([job.item for job in run], error)
+            if error is not None and is_bridged:
+                yield from self._move(run, move, 0)
+            else:
+                yield Moved([job.item for job in run], error)
 
     def _move_slots(
         self,
         places: Places,
         slots: Sequence[NDArray[np.uint8]],
         move: Callable[[int, Sequence[memoryview], int], int],
+        bridge_bytes: int,
     ) -> Iterator[tuple[list[int], OSError | None]]:
-        for items in _slot_runs(places):
+        for items in _slot_runs(places, bridge_bytes):
             error: OSError | None = None
+            segment, offsets = int(places.segment[items[0]]), places.start[items] * UNIT_BYTES
+            parts = zip(offsets.tolist(), (slots[i].data for i in items), strict=True)
+            views = self._bridged(list(parts))
+            is_bridged = len(items) < len(views)
             try:
-                segment, start = int(places.segment[items[0]]), int(places.start[items[0]])
-                self._move_views(segment, start * UNIT_BYTES, [slots[i].data for i in items], move)
+                self._move_views(segment, int(offsets[0]), views, move)
             except OSError as raised:
                 error = raised
-            yield items, error
+            if error is not None and is_bridged:
+                mine = [slots[i] for i in items]
+                for some, why in self._move_slots(places.at(items), mine, move, 0):
+                    yield [items[i] for i in some], why
+            else:
+                yield items, error
+
+    def _bridged(self, parts: Sequence[tuple[int, memoryview]]) -> list[memoryview]:
+        """Buffers for one call from the first offset on; what lies between goes where nobody looks."""
+        at, views = parts[0][0], list[memoryview]()
+        for offset, view in parts:
+            if offset > at:
+                views.append(self._left[: offset - at])
+            views.append(view)
+            at = offset + len(view)
+        return views
 
     def _move_views(
         self,
@@ -283,36 +314,47 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _runs(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that touch each other on the disk, together."""
+def _runs(jobs: Sequence[Job], bridge_bytes: int) -> list[list[Job]]:
+    """Jobs that touch each other on the disk, or nearly, together."""
     runs: list[list[Job]] = []
-    run_bytes = 0
+    wanted = left = end = 0
     for job in sorted(jobs, key=lambda job: (job.segment, job.offset)):
-        last = runs[-1][-1] if runs else None
-        is_next = last is not None and (last.segment, last.offset + len(last.view)) == (
-            job.segment,
-            job.offset,
-        )
-        run_bytes += len(job.view)
-        if is_next and len(runs[-1]) < _BUFFERS_MAX and run_bytes <= _RUN_BYTES_MAX:
+        size, gap = len(job.view), job.offset - end
+        is_next = bool(runs) and runs[-1][-1].segment == job.segment and 0 <= gap <= bridge_bytes
+        is_next &= left + gap <= wanted and wanted + left + gap + size <= _RUN_BYTES_MAX
+        if is_next:
             runs[-1].append(job)
+            wanted, left = wanted + size, left + gap
         else:
             runs.append([job])
-            run_bytes = len(job.view)
+            wanted, left = size, 0
+        end = job.offset + size
     return runs
 
 
-def _slot_runs(places: Places) -> Iterator[list[int]]:
+def _slot_runs(places: Places, bridge_bytes: int) -> Iterator[list[int]]:
     """The same for places of one size."""
     if not places.size:
         return
     order = np.lexsort((places.start, places.segment))
     segment, start, units = (column[order] for column in places)
-    is_next = (segment[1:] == segment[:-1]) & (start[1:] == start[:-1] + units[:-1])
-    most = max(1, min(_BUFFERS_MAX, _RUN_BYTES_MAX // (int(units[0]) * UNIT_BYTES)))
-    for run in np.split(order, np.flatnonzero(~is_next) + 1):
-        for begin in range(0, len(run), most):
-            yield run[begin : begin + most].tolist()
+    size = int(units[0])
+    gap = start[1:] - start[:-1] - size
+    bridge = min(bridge_bytes // UNIT_BYTES, size)  # so no more than half is read in vain
+    is_next = (segment[1:] == segment[:-1]) & (gap >= 0) & (gap <= bridge)
+    for run in np.split(np.arange(len(order)), np.flatnonzero(~is_next) + 1):
+        for part in _parts_of(start[run] - start[run[0]] + size):
+            yield order[run[part]].tolist()
+
+
+def _parts_of(ends: NDArray[np.int64]) -> Iterator[slice]:
+    """Stretches of a run of places for one call each; `ends`: in units from the run's begin, the first of which is a place's size."""
+    units_max, begin = _RUN_BYTES_MAX // UNIT_BYTES, 0
+    while begin < len(ends):
+        before = int(ends[begin] - ends[0])
+        end = int(np.searchsorted(ends, before + max(units_max, int(ends[0])), side="right"))
+        yield slice(begin, end)
+        begin = end
 
 
 def _rest(views: list[memoryview], moved: int) -> list[memoryview]:

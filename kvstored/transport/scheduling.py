@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.calls import Fingerprint
 from kvstored.core.copying import bytes_in
 from kvstored.core.feedback import STEPS_MAX, Access
 from kvstored.core.plan import NodeMove, PageIn, TierRoom
+from kvstored.core.tags import KNOWN
 from kvstored.core.types import UNIT_BYTES, Layout, NamespaceId, TierId
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -98,11 +100,14 @@ def _access_of(request: pb.ReportAccessRequest, layout: Layout, keys: int) -> Ac
             f"keys of a known group: keys={keys} group={request.group} groups={groups}"
         )
     layer = request.layer if request.HasField("layer") else -1
+    tags = _tags_of(request, keys)
+    if tags is not None and not (request.mass or request.selected or request.steps):
+        return Access(request.group, layer, None, None, tags)
     if request.mass:
         mass = np.asarray(request.mass, dtype=np.float64)
         if len(mass) != keys or request.selected or not (np.isfinite(mass) & (mass >= 0)).all():
             raise InvalidArgument(f"one mass a key, 0 or more: mass={len(mass)} keys={keys}")
-        return Access(request.group, layer, None, mass)
+        return Access(request.group, layer, None, mass, tags)
     row_bytes = -(-keys // 8)
     if not 0 < request.steps <= STEPS_MAX or len(request.selected) != request.steps * row_bytes:
         raise InvalidArgument(
@@ -111,7 +116,16 @@ def _access_of(request: pb.ReportAccessRequest, layout: Layout, keys: int) -> Ac
         )
     packed = np.frombuffer(request.selected, dtype=np.uint8).reshape(request.steps, row_bytes)
     bits = np.unpackbits(packed, axis=1, count=keys, bitorder="little")
-    return Access(request.group, layer, bits.astype(np.bool_), None)
+    return Access(request.group, layer, bits.astype(np.bool_), None, tags)
+
+
+def _tags_of(request: pb.ReportAccessRequest, keys: int) -> NDArray[np.uint8] | None:
+    if not request.tags:
+        return None
+    tags = np.frombuffer(request.tags, dtype=np.uint8)
+    if len(tags) != keys or (tags & ~np.uint8(KNOWN)).any():
+        raise InvalidArgument(f"a byte a key, of known tags: tags={len(tags)} keys={keys}")
+    return tags
 
 
 def _page_in_message(each: PageIn, layout: Layout, now_s: float, ready_s: float) -> pb.PageIn:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored.client import Client, InvalidArgument, Namespace
+from kvstored.client import Client, InvalidArgument, Namespace, Tag
 from tests.client.conftest import BLOCK_TOKENS, spec_with
 from tests.crash.served import Served
 
@@ -39,3 +39,13 @@ def test_a_report_that_does_not_fit_is_refused(stored: Namespace) -> None:
         stored.report(keys, [1.0])
     with pytest.raises(InvalidArgument, match="no such group name='window' groups=\\['kv'\\]"):
         stored.report(keys, [1.0, 1.0], group="window")
+
+
+def test_what_a_block_holds_is_told_alone_or_with_what_was_selected(stored: Namespace) -> None:
+    keys = stored.keys(range(3 * BLOCK_TOKENS))
+    tags = [Tag(0), Tag.ENTITY | Tag.NUMBER, Tag.SIGNATURE]
+    told = stored.report_access(keys, tags=tags)
+    assert (told.taken, told.blocks, told.raised) == (True, 3, 0)
+    assert stored.report_access(keys, [True, True, True], tags=tags).blocks == 3
+    with pytest.raises(InvalidArgument, match="a byte a key, of known tags"):
+        stored.report_access(keys, tags=tags[:2])

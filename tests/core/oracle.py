@@ -226,11 +226,16 @@ class Oracle(OracleBooks):
         for block in fresh:
             added = [at for at in self.line(block) if at not in request.path]
             if not self._has_share(added):
+                request.is_whole = False
                 break
             for at in added:
                 self.running_units.setdefault(at, self.units_by_tier(at))
                 request.path.append(at)
                 at.holds += 1
+        spec = self.specs[request.ns]
+        keep = -(-spec.recent_tokens // spec.block_tokens)
+        recent = [block for block in request.recent if block not in fresh] + fresh
+        request.recent = recent[-keep:] if keep else []
         return len(fresh)
 
     def _has_share(self, blocks: Sequence[Block]) -> bool:

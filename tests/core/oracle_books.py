@@ -169,7 +169,14 @@ class OracleBooks:
             for copy in self.all_copies()
             if copy.tier is tier and copy.budget is budget and self.is_evictable(copy)
         ]
-        return min(found, key=lambda copy: (not copy.is_first, copy.rank), default=None)
+        return min(found, key=lambda copy: (*self._class(copy), copy.rank), default=None)
+
+    def _class(self, copy: Copy) -> tuple[bool, bool]:
+        """First victims; then others; last the recent windows of running requests, where not all of their paths are held."""
+        requests = self.requests.values()
+        is_loose = not all(request.is_whole for request in requests)
+        is_recent = is_loose and any(copy.block in request.recent for request in requests)
+        return not copy.is_first, is_recent and not copy.is_first
 
     def match(self, ns: int, keys: Sequence[str]) -> tuple[int, int, int]:
         """Blocks, tokens, and tokens of the last usable checkpoint."""

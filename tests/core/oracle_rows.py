@@ -102,6 +102,8 @@ class Request:
     ns: int
     path: list[Block]
     sealed: list[Block]
+    recent: list[Block] = field(default_factory=list)
+    is_whole: bool = True
 
 
 @dataclass(eq=False)

@@ -1,16 +1,18 @@
 """Attention as advice: it reorders what is about to leave, raises what is selected all the time, and does nothing else."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
 from kvstored.core.calls import Reason
+from kvstored.core.columns import FIRST
 from kvstored.core.feedback import (
     BURST_S,
     HALF_LIFE_S,
     RAISE_S,
-    REPORT_BLOCKS_MIN,
+    REPORT_BLOCKS,
     SHED,
     FeedbackLimits,
     Reported,
@@ -55,6 +57,19 @@ def test_what_was_not_selected_for_long_leaves_before_what_was() -> None:
     assert left(desk) == ["c"]
     desk.put("y")
     assert left(desk) == ["a"], "then the policy's order"
+
+
+def test_it_leaves_alone_where_those_above_it_were_selected() -> None:
+    """The run above it left with it, before what the policy would have taken."""
+    desk = Desk(dram=8)
+    for path in ("x", "y", "z", "abcde"):
+        desk.put(path)
+        desk.now_s += 1
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=8, stable_steps=1000)
+    report(desk, "abcde", "abcd", steps=8)
+    desk.gone()
+    desk.put("1234")
+    assert left(desk) == ["e", "x", "y", "z"]
 
 
 def test_a_few_steps_without_a_selection_say_nothing() -> None:
@@ -136,9 +151,21 @@ def test_parts_are_told_apart() -> None:
     assert sunk == {Part.DENSE: False, Part.SPARSE: True}
 
 
+def test_what_every_step_reads_whole_is_not_cold_for_a_selection() -> None:
+    desk = Desk(spec_of("m", replace(LINEAR, resident=True), SPARSE), dram=8)
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=8)
+    desk.put("ab")
+    for part in (Part.DENSE, Part.SPARSE):
+        report(desk, "ab", "", steps=8, part=part)
+    table = desk.catalog.books.copies
+    for copy in desk.copies("b"):
+        is_sunk = desk.catalog.feedback.is_sunk(np.asarray([copy]), desk.now_s)[0]
+        assert is_sunk == (int(table.part[copy]) == Part.SPARSE)
+
+
 def test_a_flood_of_reports_is_shed() -> None:
     desk = full()
-    desk.catalog.feedback.limits = FeedbackLimits(blocks_per_s=REPORT_BLOCKS_MIN)
+    desk.catalog.feedback.limits = FeedbackLimits(blocks_per_s=4 + REPORT_BLOCKS)
     taken = [report(desk, "abcd", "a").is_taken for _ in range(10)]
     assert taken.count(True) == BURST_S
     desk.now_s += 1
@@ -201,11 +228,93 @@ def test_it_is_never_the_only_criterion(policy: str) -> None:
         desk.put(name)
         desk.now_s += 1
     desk.catalog.feedback.limits = FeedbackLimits(sink_steps=2)
-    report(desk, names[-1], "", steps=8)
-    policy_ = desk.catalog.books.policy
-    first, *_ = policy_.peek(DRAM, Budget.GLOBAL, desk.now_s, 64)
-    block = int(desk.catalog.books.copies.block[first])
-    expected = desk.name_of(desk.catalog.books.fingerprint(block))
+    expected, *_, last = order(desk)
+    report(desk, last, "", steps=8)
     desk.gone()
     desk.put("é")
     assert left(desk) == [expected]
+
+
+def clean(policy: str, names: str, *, sink_steps: int = 8) -> Desk:
+    """Paths of one block each, the oldest first, that NVMe has too."""
+    desk = Desk(dram=len(names), nvme=2 * len(names), policy=policy)
+    for name in names:
+        desk.put(name)
+        desk.now_s += 1
+    desk.write_back()
+    desk.catalog.feedback.limits = FeedbackLimits(sink_steps=sink_steps, stable_steps=1000)
+    desk.gone()
+    return desk
+
+
+MANY = "".join(chr(0x100 + i) for i in range(26))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_loses_nothing_leaves_first_however_late_its_policy_would_take_it(policy: str) -> None:
+    desk = clean(policy, MANY)
+    ordinary = order(desk)
+    unselected = ordinary[18::3]
+    report(desk, unselected, "", steps=8)
+    assert order(desk)[: len(unselected)] == unselected, (
+        "among themselves the order is the policy's"
+    )
+    for name in unselected:
+        desk.put(chr(ord(name) + 0x1000))
+        assert desk.tiers_of(name) == {TierId.NVME}, "a demotion, no loss"
+
+
+def order(desk: Desk) -> str:
+    books = desk.catalog.books
+    rows = books.policy.peek(DRAM, Budget.GLOBAL, desk.now_s, 1000)
+    names = [desk.name_of(books.fingerprint(int(books.copies.block[row]))) for row in rows]
+    return "".join(dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("what", ["selected", "used", "silence"])
+def test_a_cold_block_is_an_ordinary_one_again(policy: str, what: str) -> None:
+    """Once attention comes back, a request uses it, or nobody told of it for a minute."""
+    desk = clean(policy, MANY)
+    before = order(desk)
+    cold = before[-1]
+    report(desk, cold, "", steps=8)
+    assert order(desk)[0] == cold
+    if what == "selected":
+        report(desk, cold, cold)
+    elif what == "used":
+        desk.now_s += 1
+        desk.release(desk.read(cold))
+    else:
+        desk.now_s += 2 * HALF_LIFE_S + 1
+    desk.put("\u2000")
+    table = desk.catalog.books.copies
+    here = [copy for copy in desk.copies(cold) if int(table.tier[copy]) == DRAM]
+    if policy == "wa" and what == "used":  # which may think that it will not be used again
+        assert not here or not table.flags[here[0]] & FIRST
+        return
+    assert here, "it did not leave first"
+    assert not table.flags[here[0]] & FIRST
+    assert cold in order(desk)[1:], "but it may leave"
+
+
+def test_a_use_begins_the_count_of_steps_anew() -> None:
+    desk = full()
+    report(desk, "a", "", steps=7)
+    desk.now_s += 1
+    desk.release(desk.read("a"))
+    desk.now_s += 1
+    report(desk, "a", "", steps=7)
+    assert not desk.catalog.feedback.is_sunk(np.asarray(desk.copies("a")), desk.now_s)[0]
+    report(desk, "a", "")
+    assert desk.catalog.feedback.is_sunk(np.asarray(desk.copies("a")), desk.now_s)[0]
+
+
+def test_what_leaves_first_for_another_reason_does_not_stop_with_what_was_told() -> None:
+    desk = clean("lru", "abcd")
+    report(desk, "d", "", steps=8)
+    desk.catalog.retire(desk.ns)
+    desk.now_s += 2 * HALF_LIFE_S + 1
+    desk.put("x")
+    (dram,) = (c for c in desk.copies("d") if int(desk.catalog.books.copies.tier[c]) == DRAM)
+    assert desk.catalog.books.copies.flags[dram] & FIRST

@@ -201,3 +201,23 @@ def test_wrong_calls_are_bugs_of_the_caller() -> None:
     with pytest.raises(AssertionError):
         tree.link(1, 0)
     tree.check()
+
+
+def test_a_cursor_comes_by_every_run_of_two_blocks_or_more() -> None:
+    tree = PrefixTree(64)
+    tree.add_run(np.arange(0, 5, dtype=np.int32), -1)
+    tree.add(5)
+    tree.add_run(np.arange(6, 9, dtype=np.int32), 2)
+    tree.add_run(np.arange(9, 11, dtype=np.int32), -1)
+    expected = {node.tail for node in tree.nodes(0, 100) if node.length > 1}
+    found: list[int] = []
+    cursor = 0
+    for _ in range(tree.node_count):
+        tails, cursor = tree.tails_from(cursor, 2)
+        found += [tail for _, tail in tails]
+        assert all(tree.node_of(tail) == node for node, tail in tails)
+        if not cursor:
+            break
+    assert cursor == 0
+    assert sorted(found) == sorted(expected)
+    assert PrefixTree().tails_from(0, 8) == ([], 0)

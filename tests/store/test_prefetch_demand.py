@@ -45,6 +45,7 @@ class VirtualLane:
     at: list[Call] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     overtaken: int = 0
+    background: int = 0
     name: str = "disk"
 
     @property
@@ -60,6 +61,7 @@ class VirtualLane:
         call = Call(work, future, urgency, self.now_s())  # type: ignore[arg-type]  # as Lane has it
         if urgency is Urgency.BACKGROUND and self._has_demand():
             self.overtaken += 1
+        self.background += urgency is Urgency.BACKGROUND
         self.queued_.append(call)
         self.begin()
         return Running(future)
@@ -90,11 +92,12 @@ class VirtualLane:
 
 @dataclass
 class Life:
-    """What a simulated time was like. `took_s`: how long each read took."""
+    """What a simulated time was like. `took_s`: how long each read took; `background`: calls of the disk that stand back for what an engine waits for."""
 
     waits: list[float]
     took_s: list[float]
     overtaken: int
+    background: int
     guessed: int
 
 
@@ -143,7 +146,7 @@ def lived(tmp_path: Path, seed: int, *, engines: int, guesses: bool) -> Life:
             reads = [each for each in reads if not each.done()]
         guessed = world.shell.counts["prefetched_blocks", "done"]
         await world.check_nothing_leaked()
-        return Life(lane.waits, took_s, lane.overtaken, guessed)
+        return Life(lane.waits, took_s, lane.overtaken, lane.background, guessed)
 
     return running(world, main)
 
@@ -168,6 +171,7 @@ def test_no_page_in_begins_while_an_engine_waits_and_demand_finds_a_thread(
     )
     assert guessing.guessed > 0 == alone.guessed
     assert guessing.overtaken == 0
+    assert guessing.background > 0 == alone.background, "a guess is no demand"
     if engines <= THREADS - BACKGROUND_MAX:
         assert max(guessing.waits, default=0.0) == 0.0
     else:

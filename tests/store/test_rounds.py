@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvstored.core.calls import Reason
 from kvstored.core.plan import Signal
 from kvstored.core.types import Layout, TierId
 from kvstored.store.lane import Urgency
 from kvstored.store.sessions import Session
-from tests.store.world import BLOCK_BYTES, World, keys_of, running
+from kvstored.tiers.faulty import Faults
+from tests.store.world import BLOCK_BYTES, NO_FAULTS, World, keys_of, running
 
 
 def on_disk(
@@ -133,3 +135,52 @@ def test_a_whole_round_does_everything_that_there_is_room_for(tmp_path: Path) ->
         assert all(world.store.locate(layout, keys_of(layout, [40]))[0] >> TierId.NVME & 1)
 
     on_disk(tmp_path, test, arena_blocks=16)
+
+
+@pytest.mark.parametrize("faults", [NO_FAULTS, Faults(write_error=0.3)])
+def test_what_is_laid_together_on_nvme_reads_as_before_whatever_fails(
+    tmp_path: Path, faults: Faults
+) -> None:
+    world = World(tmp_path, arena_blocks=256, disk_blocks=1024, seed=3)
+    world.grow()
+    world.catalog.grow(TierId.NVME, 1, 1024)
+
+    async def main() -> None:
+        layout, session = await world.open(), world.session()
+        heads = [0, 1000, 2000]
+        for i in range(32):
+            for head in heads:
+                world.put(session, layout, [*range(head, head + i + 1)])
+            await world.janitor.write_back_once()
+            await world.settle()
+        for head in heads:
+            grant = await world.acquire(session, layout, [*range(head, head + 32)])
+            world.store.release(session, [grant.lease])
+        world.disk.faults = faults
+        for _ in range(12):
+            await world.janitor.lay_together_once()
+            await world.settle()
+            world.store.rounds._write_back_after_s = 0.0  # the pause after a failure
+            await world.janitor.write_back_once()
+            await world.settle()
+        assert world.shell.counts["gathered_blocks", ""] >= 3 * 32
+        world.disk.faults = NO_FAULTS
+        books = world.catalog.books
+        world.store.rounds._write_back_after_s = 0.0
+        await world.janitor.write_back_once()
+        await world.settle()
+        for number in reversed(range(32)):
+            for head in heads:
+                row = books.index.find(keys_of(layout, [head + number]).fingerprints).item()
+                world.catalog.drop_copy(
+                    books.copy_in(row, TierId.DRAM, 0), Reason.DEMAND, world.clock.now_s()
+                )
+        world.shell.apply()
+        for head in heads:
+            numbers = [*range(head, head + 32)]
+            grant = await world.acquire(session, layout, numbers)
+            for number, block in zip(numbers, grant.blocks, strict=True):
+                world.check_content(block, number)
+        await world.check_nothing_leaked()
+
+    running(world, main)

@@ -12,7 +12,7 @@ import pytest
 
 from kvstored.clock import ManualClock
 from kvstored.codec.frame import Codec
-from kvstored.core.types import UNIT_BYTES, Extent
+from kvstored.core.types import UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt, InvalidArgument, NoSpace, NotFound, StateMismatch, Unavailable
 from kvstored.tiers import disk as disk_tier
 from kvstored.tiers.base import Counters, Link, ref_of
@@ -461,4 +461,63 @@ def _write_until_killed(path: Path, options: Options, fatal: int, acknowledge: i
         items = [piece(i, scattered(i * 20, 5, 1), 20_000) for i in numbers]
         assert all(isinstance(outcome, Record) for outcome in disk.write(items))
         os.write(acknowledge, bytes(numbers))
+    os.kill(os.getpid(), 9)
+
+
+class TestWrittenAgainElsewhere:
+    """A grain is laid together: its pieces get other places and their old ones are discarded, in whichever order the lane comes to it."""
+
+    @pytest.mark.parametrize("dies", ["write", "sync", "between", "end"])
+    @pytest.mark.parametrize("is_discarded_first", [False, True])
+    def test_a_kill_leaves_every_piece_whole_at_one_place_or_none(
+        self, tmp_path: Path, dies: str, is_discarded_first: bool
+    ) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                _lay_together_until_killed(tmp_path, dies, is_discarded_first)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 9
+        disk = opened(tmp_path)
+        found = {record.generation: record for record in scan_all(disk, 100)}
+        for number, record in found.items():
+            assert same_bytes(read_one(disk, record)[1], content(number, 4096))
+        places = [record.place for _, record in sorted(found.items())]
+        is_committed = dies == "end" or (dies == "between" and not is_discarded_first)
+        if is_committed:
+            assert places == [_together(number) for number in _GRAIN]
+        else:
+            assert places == ([] if is_discarded_first else [_strewn(n) for n in _GRAIN])
+        disk.close()
+
+
+_GRAIN = range(1, 5)
+
+
+def _strewn(number: int) -> Place:
+    return run_of(10 * number, 4096)
+
+
+def _together(number: int) -> Place:
+    return run_of(100 + number, 4096)
+
+
+def _lay_together_until_killed(path: Path, dies: str, is_discarded_first: bool) -> None:
+    disk = opened(path)
+    strewn = disk.write([piece(number, _strewn(number), 4096) for number in _GRAIN])
+    refs = [(ref_of(record), record.place) for record in strewn if isinstance(record, Record)]
+    disk.close()
+    fatal = {"write": 0, "sync": 1}.get(dies)
+    disk = opened(path, io=None if fatal is None else DyingIo(fatal))
+    if is_discarded_first:
+        disk.discard(refs)
+        if dies == "between":
+            os.kill(os.getpid(), 9)
+    outcomes = disk.write([piece(number, _together(number), 4096) for number in _GRAIN])
+    assert all(isinstance(outcome, Record) for outcome in outcomes)
+    if not is_discarded_first:
+        if dies == "between":
+            os.kill(os.getpid(), 9)
+        disk.discard(refs)
     os.kill(os.getpid(), 9)

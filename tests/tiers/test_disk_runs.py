@@ -1,6 +1,6 @@
 """How the disk tier moves neighbours: few system calls, and what one run brings is judged by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from kvstored.core.types import UNIT_BYTES, Extent, Place
 from kvstored.errors import Corrupt, Unavailable
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import PieceRun, Views, ref_of
+from kvstored.tiers.disk import Disk
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import SlabIo, aligned
 from tests.tiers.conformance import content, emptied, piece, plain_run, run_of, same_bytes
@@ -169,3 +170,107 @@ def test_a_piece_of_two_runs_is_whole_when_both_are_read(tmp_path: Path) -> None
     assert disk.read([(ref_of(stored), stored.place, target)]) == [stored]
     assert same_bytes(target, content(1, 9000))
     disk.close()
+
+
+class Counting(SlabIo):
+    """Bytes of each read."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self.reads.append(sum(map(len, buffers)))
+        return super().preadv(fd, buffers, offset)
+
+
+def apart(disk: Disk, block_bytes: int, starts: Sequence[int]) -> list[Record]:
+    """Pieces that begin at these units."""
+    pieces = [
+        piece(i + 1, run_of(start, block_bytes), block_bytes) for i, start in enumerate(starts)
+    ]
+    stored = disk.write([(replace(record, group=0, shard=0), source) for record, source in pieces])
+    return [record for record in stored if isinstance(record, Record)]
+
+
+def read_back(disk: Disk, stored: Sequence[Record], block_bytes: int) -> list[object]:
+    targets = [whole(block_bytes) for _ in stored]
+    found = disk.read([(ref_of(r), r.place, t) for r, t in zip(stored, targets, strict=True)])
+    for i, (outcome, target) in enumerate(zip(found, targets, strict=True)):
+        if isinstance(outcome, Record):
+            assert same_bytes(target, content(i + 1, block_bytes))
+    return list(found)
+
+
+def read_back_run(disk: Disk, stored: Sequence[Record], block_bytes: int) -> dict[int, object]:
+    extents = np.array([record.place[0] for record in stored], dtype=np.int64)
+    names = np.array(
+        [np.frombuffer(record.fingerprint, dtype=np.uint64) for record in stored], dtype=np.uint64
+    )
+    run = PieceRun(names, Places(*extents.T), block_bytes, [aligned(block_bytes) for _ in stored])
+    came = disk.read_run(run)
+    for i in set(range(len(stored))).difference(came.faults):
+        assert same_bytes(run.views(i), content(i + 1, block_bytes))
+    return dict(came.faults)
+
+
+def test_what_lies_between_pieces_is_read_along_where_it_is_no_more_than_they_are(
+    tmp_path: Path,
+) -> None:
+    """Blocks that the codec made smaller lay apart by what they were granted too much: one call each."""
+    io = Counting()
+    disk = opened(tmp_path, replace(SMALL, map_bytes=8 << 20, slab_bytes=32 << 20), io)
+    near = apart(disk, 12 << 10, [4 * i for i in range(256)])
+    for read in (read_back, read_back_run):
+        io.reads.clear()
+        read(disk, near, 12 << 10)
+        assert io.reads == [(4 * 256 - 1) * UNIT_BYTES], "16 KiB apart: one call of 4 MiB"
+    far = apart(disk, 4096, [2000 + 3 * i for i in range(16)])
+    for read in (read_back, read_back_run):
+        io.reads.clear()
+        read(disk, far, 4096)
+        assert sum(io.reads) <= 2 * 16 * 4096, "never more in vain than what is wanted"
+    wide = apart(disk, 128 << 10, [3000 + 64 * i for i in range(4)])
+    for read in (read_back, read_back_run):
+        io.reads.clear()
+        read(disk, wide, 128 << 10)
+        assert io.reads == [128 << 10] * 4, "128 KiB between them take longer than a call"
+    disk.close()
+
+
+@pytest.mark.parametrize("read", [read_back, read_back_run])
+def test_no_call_is_larger_or_of_more_buffers_for_what_lies_between(
+    tmp_path: Path, read: Callable[[Disk, Sequence[Record], int], object]
+) -> None:
+    io = Counting()
+    disk = opened(tmp_path, replace(SMALL, map_bytes=8 << 20, slab_bytes=32 << 20), io)
+    stored = apart(disk, 4096, [2 * i for i in range(1500)])
+    io.reads.clear()
+    read(disk, stored, 4096)
+    assert len(io.reads) == 3
+    assert max(io.reads) <= 4 << 20
+    disk.close()
+
+
+class BadUnit(SlabIo):
+    """Whatever reads this unit fails."""
+
+    def __init__(self, unit: int) -> None:
+        self._at = unit * UNIT_BYTES
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if offset <= self._at < offset + sum(map(len, buffers)):
+            raise OSError(EIO, "bad unit")
+        return super().preadv(fd, buffers, offset)
+
+
+def test_a_bad_unit_between_pieces_is_nobodys_fault_and_one_of_a_piece_is_its_own(
+    tmp_path: Path,
+) -> None:
+    for bad, failing in ((3, []), (4, [1])):
+        folder = tmp_path / str(bad)
+        disk = opened(folder, io=BadUnit(bad))
+        stored = apart(disk, 12 << 10, [0, 4, 8])
+        found = read_back(disk, stored, 12 << 10)
+        assert [i for i, each in enumerate(found) if isinstance(each, Unavailable)] == failing
+        assert sorted(read_back_run(disk, stored, 12 << 10)) == failing
+        disk.close()

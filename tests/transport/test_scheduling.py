@@ -109,6 +109,29 @@ def test_mass_is_taken_in_place_of_selections(tmp_path: Path) -> None:
     serving(tmp_path, test)
 
 
+def test_tags_are_told_alone_or_with_a_selection_and_explained(tmp_path: Path) -> None:
+    async def test(peer: Peer) -> None:
+        await peer.put(range(3))
+        report = pb.ReportAccessRequest(
+            session=peer.token, namespace=peer.digest, keys=keys_of(range(3)), tags=bytes([0, 5, 8])
+        )
+        told = await peer.call("ReportAccess", report)
+        assert (told.taken, told.blocks) == (True, 3)
+        explain = pb.ExplainRequest(namespace=peer.digest, keys=keys_of(range(3)))
+        texts = [each.text for each in (await peer.call("Explain", explain)).keys]
+        assert [text.partition("hits")[2] for text in texts] == [
+            "",
+            ", entity, field label",
+            ", signature",
+        ]
+        report.tags, report.steps, report.selected = bytes([0, 0, 0]), 1, b"\7"
+        assert (await peer.call("ReportAccess", report)).blocks == 3
+        texts = [each.text for each in (await peer.call("Explain", explain)).keys]
+        assert not any("entity" in text for text in texts), "0 takes a tag away"
+
+    serving(tmp_path, test)
+
+
 def test_reports_that_do_not_fit_their_keys_are_refused(tmp_path: Path) -> None:
     async def test(peer: Peer) -> None:
         good = pb.ReportAccessRequest(
@@ -127,6 +150,9 @@ def test_reports_that_do_not_fit_their_keys_are_refused(tmp_path: Path) -> None:
             {"mass": [-1.0] * 9, "selected": b""},
             {"keys": pb.Keys(key_bytes=32)},
             {"steps": 257, "selected": bytes(514)},
+            {"tags": b"\1" * 8},
+            {"tags": b"\x10" * 9},
+            {"tags": b"\1" * 9, "steps": 0},
         ]
         for fields in bad:
             request = pb.ReportAccessRequest()

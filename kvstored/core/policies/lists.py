@@ -119,6 +119,12 @@ class Listed(Ranked):
             rank = int(copies.rank[row])
             if not copies.flags[row] & QUEUED or self._key(row) != key:
                 heappop(heap)
+                if (
+                    key[2] == _FIRSTS
+                    and copies.flags[row] & QUEUED
+                    and not copies.flags[row] & FIRST
+                ):
+                    self._push(row)  # an ordinary one again, whose entry may have come up meanwhile
             elif rank != entry >> _ROW_BITS:
                 heappop(heap)
                 heappush(heap, rank << _ROW_BITS | row)
