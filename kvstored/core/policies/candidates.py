@@ -43,6 +43,7 @@ class Candidates:
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._by_place: list[_Slot] = []
         self._changed: dict[_Slot, None] = {}
+        self._spell = np.zeros(0)
         self._start_s = np.zeros(0)
         self._last_s = np.zeros(0)
         self._worth = np.zeros(0)
@@ -70,7 +71,7 @@ class Candidates:
             self._changed[slot] = None
 
     def pop_oldest(self) -> int | None:
-        """The row that is unused for longest, taken out: a spell may begin later, as where a branch is superseded."""
+        """The row that is unused for longest, taken out; of one time the first that was used then."""
         return self._pop(self._oldest)
 
     def pop_worst(self, rates: Floats, now_s: float) -> int | None:
@@ -113,7 +114,7 @@ class Candidates:
         values = values[: 2 * len(self._by_place)]
         least = values.item(int(values.argmin()))
         equals = np.flatnonzero(values == least)
-        return equals.item(int(self._start_s[equals].argmin()) if len(equals) > 1 else 0)
+        return equals.item(int(self._spell[equals].argmin()) if len(equals) > 1 else 0)
 
     def _rate_all(self, rates: Floats, now_s: float) -> None:
         self._look_all()
@@ -137,6 +138,7 @@ class Candidates:
         if oldest is None:
             self._drop(slot)
             return False
+        self._spell[at], self._spell[at + 1] = ages.first()[0], ages.last()[0]
         self._start_s[at], self._last_s[at] = oldest
         self._start_s[at + 1], self._last_s[at + 1] = newest or oldest
         return True
@@ -148,7 +150,14 @@ class Candidates:
         if last is slot:
             return
         at, source = slot.at, last.at
-        for column in (self._start_s, self._last_s, self._worth, self._weight, self._class):
+        for column in (
+            self._spell,
+            self._start_s,
+            self._last_s,
+            self._worth,
+            self._weight,
+            self._class,
+        ):
             column[at : at + 2] = column[source : source + 2]
         last.at = at
         self._by_place[at >> 1] = last
@@ -158,7 +167,7 @@ class Candidates:
         self._by_place.append(slot)
         if slot.at == len(self._class):
             more = max(_GROWTH, slot.at)
-            for name in ("_start_s", "_last_s", "_worth", "_weight"):
+            for name in ("_spell", "_start_s", "_last_s", "_worth", "_weight"):
                 setattr(self, name, np.concatenate([getattr(self, name), np.full(more, inf)]))
             self._class = np.concatenate([self._class, np.zeros(more, dtype=np.int32)])
         self._class[slot.at : slot.at + 2] = class_
