@@ -1,8 +1,8 @@
 """The default policy: what a block is worth by its class and age, learned from what came back (hazard.py).
 
-A class is how often a span of blocks was used (six buckets), how long ago the use before the last one was (five), up to the second use how
-much came new at once (five), and what the engine says of the request (hints). When a path leaves a block of few branches by another
-one than the last time, the branch that was left is *superseded* (branches.py): it gets classes of its own and a new clock, nothing
+A class is a profile (profiles.py) of a span of blocks: how often it was used, how long ago the use before the last one was, how much came new at
+once, the rhythm of the requests along its path, what the engine says of the last one (hints). When a path leaves a block of few branches by another
+one than the last time, the branch that was left is *superseded* (branches.py): a trait of its profile, nothing
 harder. A victim is the leaf of least expected hits, in FLOPs saved, a byte and second; with it the tail of its run that has the same
 history leaves. Until the first tables are made this is leaf-first LRU.
 """
@@ -10,43 +10,26 @@ history leaves. Until the first tables are made this is leaf-first LRU.
 import json
 import struct
 from array import array
-from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 import numpy as np
 
 from kvstored.core.calls import TouchEvent
 from kvstored.core.columns import FIRST
-from kvstored.core.hints import HINT_CLASSES_MAX, NO_HINT, Hint, HintClasses
+from kvstored.core.hints import NO_HINT, Hint, HintClasses
 from kvstored.core.policies.base import Ledger, Peeking
 from kvstored.core.policies.branches import Branches
 from kvstored.core.policies.ghosts import Ghost, Ghosts
-from kvstored.core.policies.hazard import EDGES, HORIZON_S, Hazard
+from kvstored.core.policies.hazard import Hazard
+from kvstored.core.policies.histories import NO_TURN, SAME_REQUEST_S, Histories, Turn, returned
 from kvstored.core.policies.leaves import Leaves
+from kvstored.core.policies.profiles import size_bucket
 from kvstored.core.policies.rival import Rival
-from kvstored.core.policies.spans import (
-    BY_HINT,
-    COUNT_MAX,
-    FRESH,
-    NONE,
-    RETURNED,
-    SUPERSEDED,
-    Spans,
-)
+from kvstored.core.policies.spans import BY_HINT, COUNT_MAX, FRESH, NONE, Spans
+from kvstored.core.policies.spells import EDGES, HORIZON_S
 from kvstored.core.types import Budget, Rows, TierId, as_rows
 from kvstored.errors import InvalidArgument
 
-COUNT_EDGES = (2, 3, 5, 9, 33)
-GAP_EDGES_S = (5.0, 30.0, 120.0)
-SIZE_EDGES_TOKENS = (512, 2048, 8192, 32_768)
-COUNTS, GAPS, SIZES, SUPERSEDED_CLASSES = 6, 5, 5, 4
-OF_GAP = SIZES * HINT_CLASSES_MAX
-OF_COUNT = GAPS * OF_GAP
-ORDINARY = COUNTS * OF_COUNT
-SIZED_USES = 2
-"""Up to so many uses it tells something how much came new at once."""
-SAME_REQUEST_S = 5.0
-"""A hint (begin of a request, touch) so soon after a use belongs to it."""
 _HEAD = struct.Struct("<I")
 
 
@@ -57,18 +40,18 @@ class Composite(Peeking):
         self._ledger = ledger
         self._spans = Spans(ledger.tree)
         self._ghosts = Ghosts()
-        self._hazard = Hazard(ORDINARY + SUPERSEDED_CLASSES, OF_COUNT + 1, _group_of)
+        self._hazard = Hazard()
         self._rival = Rival()
         self._hints = HintClasses()
         self._leaves = Leaves(ledger, self._spans)
+        self._histories = Histories(ledger, self._spans, self._hazard, self._leaves, self._rival)
         self._touches = 1
         self._now_s = 0.0
         self._held = 0
         """Blocks that are stored."""
-        self._spell = 0
         self._found_spell = -(1 << 62)
         """What was here before a start was used before all else."""
-        self._branches = Branches(ledger, self._spans, self._supersede)
+        self._branches = Branches(ledger, self._spans, self._histories.leave)
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         copies, spans = self._ledger.copies, self._spans
@@ -138,12 +121,11 @@ class Composite(Peeking):
         if hint.session and path:
             self._branches.turned(hint.session, path[0][1], now_s)
         kind = self._hints.number(hint)
-        classes = self._spans.class_
         for span, block in path if kind else ():
-            before = classes[span]
-            if before < ORDINARY and before % HINT_CLASSES_MAX != kind:
+            profile = self._histories.profile(span)
+            if not profile.left and profile.hint != kind:
                 self._split(span, block)
-                self._rename(span, before + kind - before % HINT_CLASSES_MAX)
+                self._histories.hint(span, kind)
 
     def dump(self, now_s: float) -> bytes:
         said = json.dumps(self._hints.said()).encode()
@@ -177,19 +159,24 @@ class Composite(Peeking):
             return
         tree = self._ledger.tree
         above_of = tree.parent[at]
-        is_path = len(at) == 1 or bool((above_of[1:] == at[:-1]).all())
+        is_path = _is_path(at, above_of)
         if not is_path:
+            at = as_rows(list(dict.fromkeys(at.tolist())))
             # runs of the tree, each from its head
             at = at[np.lexsort((tree.depth[at], tree.node[at]))]
             above_of = tree.parent[at]
+            is_path = _is_path(at, above_of)
         blocks = at.tolist()
         above = above_of.tolist()
         lows = self._ledger.fingerprints_of(at)[:, 0].tolist()
         self._hazard.blocks += len(blocks)
         begin, is_known = 0, not self._ghosts.are_none_of(lows)
+        turn = NO_TURN
+        # of a path in one part; else it is told below
+        size = size_bucket(len(blocks) * self._ledger.blocks.valid.item(blocks[0]))
         while begin < len(blocks):
             if not begin or above[begin] != blocks[begin - 1]:
-                self._asked(above[begin], now_s)
+                turn = self._asked(above[begin], now_s)
             ghost = self._ghosts.take(lows[begin]) if is_known else None
             end = len(blocks) if is_path and not is_known else begin + 1
             while end < len(blocks) and above[end] == blocks[end - 1]:
@@ -201,38 +188,53 @@ class Composite(Peeking):
                 end += 1
             if ghost is not None and end - begin < len(ghost.lows):
                 self._ghosts.add(ghost._replace(lows=ghost.lows[end - begin :]))
-            self._grow(blocks[begin:end], above[begin], ghost, now_s)
+            if ghost is not None:
+                turn = self._histories.turn_after(ghost.class_, now_s - ghost.last_s)
+            self._grow(blocks[begin:end], above[begin], ghost, turn, size, now_s)
             if end == len(blocks) or above[end] != blocks[end - 1]:
-                self._size_up(blocks[end - 1], now_s)
+                self._histories.tell(blocks[end - 1], turn, now_s)
             begin = end
         self._held += len(blocks)
 
-    def _asked(self, above: int, now_s: float) -> None:
+    def _asked(self, above: int, now_s: float) -> Turn:
         """New blocks below this one are part of a request that was counted, if it was used just now."""
         span = self._spans.of(above)
         was_used = span != NONE and now_s - self._spans.last_s[span] <= SAME_REQUEST_S
         self._hazard.requests += not was_used
+        return self._histories.turn_at(span, now_s)
 
-    def _grow(self, blocks: list[int], parent: int, ghost: Ghost | None, now_s: float) -> None:
+    def _grow(
+        self,
+        blocks: list[int],
+        parent: int,
+        ghost: Ghost | None,
+        turn: Turn,
+        size: int,
+        now_s: float,
+    ) -> None:
         """Blocks of one history, new here, hang below a parent (-1: none)."""
         spans = self._spans
-        uses, gap_s, marks = 1, -1.0, 0
-        if ghost is not None:
-            uses, gap_s = min(ghost.uses + 1, COUNT_MAX), now_s - ghost.last_s
-            marks = _returned(ghost.marks)
+        uses, marks = 1, 0
+        if ghost is None:
+            class_ = self._histories.class_of_new(size, turn)
+            self._rival.began(len(blocks), now_s)
+        else:
+            uses, marks = min(ghost.uses + 1, COUNT_MAX), returned(ghost.marks)
+            gap_s = now_s - ghost.last_s
+            class_ = self._histories.class_after(ghost.class_, uses, gap_s, turn)
             self._rival.used(len(blocks), ghost.last_s, now_s, was_stored=False)
             if now_s - ghost.start_s <= HORIZON_S:
-                self._hazard.used(ghost.class_, ghost.start_s, now_s, len(blocks))
-        else:
-            self._rival.began(len(blocks), now_s)
-        above, class_ = spans.of(parent), _class(uses, gap_s)
+                self._hazard.spells.used(ghost.class_, ghost.start_s, now_s, len(blocks))
+        above = spans.of(parent)
         if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
+            self._hazard.spells.extend(
+                spans.class_[above], spans.start_s[above], spans.size[above], len(blocks)
+            )
             spans.extend(above, blocks)
-            self._hazard.begin(spans.class_[above], spans.start_s[above], len(blocks))
             return
         span = spans.make(blocks)
         spans.uses[span], spans.marks[span], spans.last_s[span] = uses, marks | FRESH, now_s
-        self._begin(span, class_, now_s)
+        self._histories.begin(span, class_, now_s)
         if above == NONE:
             return
         if spans.tail[above] != parent:
@@ -247,25 +249,10 @@ class Composite(Peeking):
         """A span that was stored by the same request with the same history and ends here: one path comes in parts."""
         spans = self._spans
         is_end = spans.tail[span] == parent and not spans.kids[span]
-        same = spans.class_[span] // OF_GAP == class_ // OF_GAP and spans.uses[span] == uses
+        one, other = self._histories.profile(span), self._hazard.profiles[class_]
+        same = one.gap == other.gap and spans.uses[span] == uses
         is_now = now_s - spans.start_s[span] <= SAME_REQUEST_S
         return is_end and same and spans.marks[span] == marks and is_now
-
-    def _size_up(self, block: int, now_s: float) -> None:
-        """What was stored by one request down to this block is of the class of its length in all, in whatever parts it came."""
-        spans, ledger, fresh, tokens = self._spans, self._ledger, list[int](), 0
-        while (span := spans.of(block)) != NONE and spans.marks[span] & FRESH:
-            if now_s - spans.start_s[span] > SAME_REQUEST_S or spans.class_[span] >= ORDINARY:
-                break
-            fresh.append(span)
-            tokens += spans.size[span] * ledger.blocks.valid.item(spans.head[span])
-            block = ledger.tree.parent.item(spans.head[span])
-        size = bisect_left(SIZE_EDGES_TOKENS, tokens) * HINT_CLASSES_MAX
-        for span in fresh:
-            before = spans.class_[span]
-            class_ = before - before % OF_GAP + size + before % HINT_CLASSES_MAX
-            if class_ != before:
-                self._rename(span, class_)
 
     def _found(self, blocks: Rows, now_s: float) -> None:
         """Blocks that were here before a restart: whole runs of the tree, cut only where their ages differ, as far as ages are told
@@ -281,7 +268,7 @@ class Composite(Peeking):
                 span = spans.make(run[begin:end].tolist())
                 used_s = min(last_s.item(run.item(end - 1)), now_s)
                 spans.last_s[span] = used_s
-                self._hazard.begin(0, used_s, end - begin)
+                self._hazard.spells.begin(0, used_s, end - begin)
                 self._found_spell += 1
                 spans.spell[span], spans.start_s[span] = self._found_spell, used_s
                 self._rival.found(end - begin, used_s)
@@ -309,70 +296,12 @@ class Composite(Peeking):
         if not fresh:
             return
         self._hazard.requests += 1
-        self._use(fresh, BY_HINT if is_hint else 0, now_s)
+        self._histories.use(fresh, BY_HINT if is_hint else 0, now_s)
         parent = self._ledger.tree.parent
         for (below, _), (span, _) in pairwise(path):
             head = spans.head[below]
             if spans.child[span] != head and parent.item(head) == spans.tail[span]:
                 self._branches.leave(span, head, now_s)
-
-    def _use(self, fresh: list[int], mark: int, now_s: float) -> None:
-        """What is learned is added up first: spans of one path share most of their past."""
-        spans = self._spans
-        class_, start_s, last_s, sizes = spans.class_, spans.start_s, spans.last_s, spans.size
-        ended: dict[tuple[int, float], int] = {}
-        used: dict[float, int] = {}
-        began: dict[int, int] = {}
-        for span in fresh:
-            size, before, started, last = sizes[span], class_[span], start_s[span], last_s[span]
-            spell, spans.spell[span] = spans.spell[span], self._next_spell()
-            ended[before, started] = ended.get((before, started), 0) + size
-            used[last] = used.get(last, 0) + size
-            uses = spans.uses[span] = min(spans.uses[span] + 1, COUNT_MAX)
-            size_kept = before % OF_GAP // HINT_CLASSES_MAX * HINT_CLASSES_MAX
-            after = _class(uses, now_s - last) + (size_kept if uses <= SIZED_USES else 0)
-            began[after] = began.get(after, 0) + size
-            spans.marks[span] = _returned(spans.marks[span]) | mark
-            queued = spans.queued(span)
-            class_[span], start_s[span], last_s[span] = after, now_s, now_s
-            if queued:
-                self._leaves.again(span, queued, before, spell)
-        for (before, started), size in ended.items():
-            self._hazard.used(before, started, now_s, size)
-        for after, size in began.items():
-            self._hazard.begin(after, now_s, size)
-        for last, size in used.items():
-            self._rival.used(size, last, now_s, was_stored=True)
-            self._hazard.blocks += size
-
-    def _begin(self, span: int, class_: int, now_s: float) -> None:
-        spans = self._spans
-        before, spell = spans.class_[span], spans.spell[span]
-        spans.spell[span] = self._next_spell()
-        spans.class_[span], spans.start_s[span] = class_, now_s
-        self._hazard.begin(class_, now_s, spans.size[span])
-        if queued := spans.queued(span):
-            self._leaves.again(span, queued, before, spell)
-
-    def _supersede(self, span: int, now_s: float) -> None:
-        spans = self._spans
-        self._hazard.cut(spans.class_[span], spans.start_s[span], now_s, spans.size[span])
-        uses = spans.uses[span]
-        kind = 3 if spans.marks[span] & RETURNED else (uses > 1) + (uses > 3)
-        self._begin(span, ORDINARY + kind, now_s)
-
-    def _next_spell(self) -> int:
-        self._spell += 1
-        return self._spell
-
-    def _rename(self, span: int, class_: int) -> None:
-        """Its spell turns out to be of another class."""
-        spans = self._spans
-        before, spell = spans.class_[span], spans.spell[span]
-        spans.class_[span] = class_
-        self._hazard.rename(before, class_, spans.start_s[span], spans.size[span])
-        if queued := spans.queued(span):
-            self._leaves.again(span, queued, before, spell)
 
     def _split(self, span: int, block: int) -> None:
         """What is below this block of it becomes a span of its own."""
@@ -381,16 +310,5 @@ class Composite(Peeking):
             self._spans.split(span, size)
 
 
-def _group_of(class_: int) -> int:
-    return class_ % OF_COUNT if class_ < ORDINARY else OF_COUNT
-
-
-def _class(uses: int, gap_s: float) -> int:
-    """Of the smallest size and without a hint. `gap_s` below 0: never used before."""
-    gap = 0 if gap_s < 0 else 1 + bisect_right(GAP_EDGES_S, gap_s)
-    return bisect_right(COUNT_EDGES, uses) * OF_COUNT + gap * OF_GAP
-
-
-def _returned(marks: int) -> int:
-    """After a use: a branch that was superseded has returned once."""
-    return RETURNED if marks & (SUPERSEDED | RETURNED) else 0
+def _is_path(blocks: Rows, above: Rows) -> bool:
+    return len(blocks) == 1 or bool((above[1:] == blocks[:-1]).all())

@@ -10,12 +10,13 @@ from heapq import heappop, heappush
 from kvstored.core.columns import FIRST, QUEUED
 from kvstored.core.policies.base import Ledger
 from kvstored.core.policies.candidates import Candidates
-from kvstored.core.policies.hazard import Floats
 from kvstored.core.policies.spans import NONE, Spans
+from kvstored.core.policies.spells import Floats
 from kvstored.core.types import Part, Rows
 
 Key = tuple[int, int]
 """Tier and budget."""
+_CHECKPOINT, _SPARSE = int(Part.CHECKPOINT), int(Part.SPARSE)
 
 
 class Leaves:
@@ -105,12 +106,12 @@ class Leaves:
 
     def _number(self, spell: int, row: int) -> int:
         """In the order of spells; of one spell sparse copies leave first."""
-        return 2 * spell + (self._ledger.copies.part.item(row) != int(Part.SPARSE))
+        return 2 * spell + (self._ledger.copies.part.item(row) != _SPARSE)
 
     def _push_first(self, row: int) -> None:
         copies, depth = self._ledger.copies, self._ledger.tree.depth
         firsts = self._firsts.setdefault(self._key(row), [])
-        is_dense = copies.part.item(row) != int(Part.SPARSE)
+        is_dense = copies.part.item(row) != _SPARSE
         at = -depth.item(copies.block.item(row))
         heappush(firsts, (copies.rank.item(row), is_dense, at, row))
 
@@ -119,7 +120,9 @@ class Leaves:
         if not copies.flags.item(row) & QUEUED or copies.tier.item(row) != tier:
             return None
         span = spans.of(copies.block.item(row))
-        if span == NONE or spans.spell[span] != number >> 1 or self._key(row)[1] != budget:
+        if span == NONE or spans.spell[span] != number >> 1:
+            return None
+        if (copies.part.item(row) == _CHECKPOINT) != budget:
             return None
         if self._ledger.is_evictable(row):
             return spans.start_s[span], spans.last_s[span]
@@ -128,4 +131,4 @@ class Leaves:
 
     def _key(self, row: int) -> Key:
         copies = self._ledger.copies
-        return copies.tier.item(row), int(copies.part.item(row) == Part.CHECKPOINT)
+        return copies.tier.item(row), int(copies.part.item(row) == _CHECKPOINT)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.core.tree import PrefixTree
-from kvstored.core.types import Rows, as_rows
+from kvstored.core.types import Rows
 
 NONE = -1
 NO_GHOST = (1 << 64) - 1
@@ -61,11 +61,9 @@ class Spans:
         return self._view[block] if 0 <= block < len(self._of) else NONE
 
     def unknown(self, blocks: Rows) -> Rows:
-        """Those of no span, each once, in their order."""
+        """Those of no span, in their order."""
         unknown: Rows = blocks[self._of[blocks] == NONE]
-        if len(unknown) < 2:
-            return unknown
-        return as_rows(list(dict.fromkeys(unknown.tolist())))
+        return unknown
 
     def unknown_run(self, block: int) -> Rows:
         """The blocks of no span around this one in its run of the tree, from the top."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvstored.core.policies.candidates import Candidates
-from kvstored.core.policies.hazard import BINS, bin_of
+from kvstored.core.policies.spells import BINS, bin_of
 
 RATES = np.stack([np.linspace(2.0, 1.0, BINS), np.linspace(0.4, 2.0, BINS)])
 """Class 0 is worth less the older it is, class 1 more."""

@@ -5,6 +5,7 @@ import pytest
 
 from kvstored.core.calls import TouchEvent
 from kvstored.core.policies.composite import Composite
+from kvstored.core.policies.profiles import LEFT, Profile, turn_bucket
 from kvstored.core.types import Budget, TierId
 from kvstored.sim.lean import LeanModel
 
@@ -16,9 +17,10 @@ def ledger() -> tuple[LeanModel, Composite]:
     return model, policy
 
 
-def classes(model: LeanModel, policy: Composite, ids: range) -> list[int]:
+def classes(model: LeanModel, policy: Composite, ids: range) -> list[Profile]:
     spans = policy._spans
-    return [spans.class_[spans.of(model.block_of((0, number)))] for number in ids]
+    found = [spans.class_[spans.of(model.block_of((0, number)))] for number in ids]
+    return [policy._hazard.profiles[class_] for class_ in found]
 
 
 @pytest.mark.parametrize("parts", [[20], [1] * 20, [3, 9, 8]])
@@ -41,12 +43,50 @@ def test_a_path_is_of_one_class_in_whatever_parts_it_comes(parts: list[int]) -> 
 def test_long_and_short_paths_are_of_different_classes() -> None:
     model, policy = ledger()
     lengths = (1, 4, 16, 64, 65)
-    found = set()
+    found = set[Profile]()
     for i, length in enumerate(lengths):
         ids = np.arange(1000 * i, 1000 * i + length)
         model.request(100.0 * i, ids)
         found.add(classes(model, policy, range(1000 * i, 1000 * i + 1))[0])
     assert len(found) == 5
+
+
+def test_a_request_tells_all_that_it_used_of_its_rhythm_and_of_what_came_new() -> None:
+    model, policy = ledger()
+    model.request(10.0, np.arange(4))
+    model.request(50.0, np.arange(20))
+    model.request(60.0, np.arange(21))
+    first, second, third = classes(model, policy, range(0, 21, 10))
+    assert (first.uses, second.uses, third.uses) == (2, 1, 0)
+    turns = (turn_bucket(10.0), turn_bucket(40.0))
+    assert all((each.turn, each.earlier) == turns for each in (first, second, third))
+    assert {each.fresh for each in (first, second, third)} == {0}
+    assert (first.size, second.size, third.size) == (0, 2, 0)
+
+
+def test_what_goes_on_from_evicted_blocks_is_told_of_their_rhythm() -> None:
+    """The part that was still stored had been used by others: its own last use says nothing of the path."""
+    policies = []
+    for capacity in (1 << 20, 12):
+        model = LeanModel(policy="composite", capacity_blocks=capacity, block_tokens=512)
+        model.request(0.0, np.arange(8))
+        for i in range(8):
+            other = np.concatenate([np.arange(4), np.arange(100 + 8 * i, 104 + 8 * i)])
+            model.request(10.0 + 5 * i, other)
+        model.request(100.0, np.arange(9))
+        assert isinstance(model.policy, Composite)
+        policies.append(classes(model, model.policy, range(4, 9)))
+    assert policies[0] == policies[1]
+
+
+def test_a_branch_that_is_left_keeps_its_history() -> None:
+    model, policy = ledger()
+    model.request(10.0, np.arange(8))
+    before = classes(model, policy, range(4, 8))
+    model.request(30.0, np.asarray([0, 1, 2, 3, 100, 101]))
+    assert classes(model, policy, range(4, 8)) == [each._replace(left=LEFT) for each in before]
+    span = policy._spans.of(model.block_of((0, 5)))
+    assert policy._spans.start_s[span] == 10.0
 
 
 def found_at_start(last_s: list[float], now_s: float) -> tuple[LeanModel, Composite]:

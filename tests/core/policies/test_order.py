@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kvstored.core.columns import READY
-from kvstored.core.policies.composite import ORDINARY, Composite
-from kvstored.core.policies.hazard import bin_of
+from kvstored.core.policies.composite import Composite
 from kvstored.core.policies.lists import Listed
 from kvstored.core.policies.named import POLICIES
 from kvstored.core.policies.ranked import Ranked
+from kvstored.core.policies.spells import bin_of
 from kvstored.core.types import Budget, Part, TierId
 from kvstored.sim.core import CoreModel
 from kvstored.sim.lean import LeanModel
@@ -39,8 +39,7 @@ def check_of(model: LeanModel) -> Check:
         spans, hazard = policy._spans, policy._hazard
         of = {row: spans.of(int(model.copies.block[row])) for row in rows}
         if policy._rival.is_ahead or not hazard.is_learned:
-            plain = [row for row in rows if spans.class_[of[row]] < ORDINARY]
-            assert spans.last_s[of[victim]] <= min(spans.last_s[of[row]] for row in plain or rows)
+            assert spans.last_s[of[victim]] == min(spans.last_s[of[row]] for row in rows)
             return
         ends: dict[int, list[int]] = {}
         for row in sorted(rows, key=lambda row: spans.spell[of[row]]):
