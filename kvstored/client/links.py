@@ -101,12 +101,12 @@ class Leased:
     lease: int
     held_until_s: float
     """By the link's clock: until then it held for sure."""
+    lossy: bytes
+    """One byte a key, as in AcquireResponse; empty where all are exact."""
     bytes: int
     blocks: tuple[Block | None, ...]
     status: tuple[ReadStatus, ...]
     miss_reason: str
-    lossy: bytes
-    """One byte a key, as in AcquireResponse; empty where all are exact."""
     settle: Callable[[], None] = lambda: None
     """Called before the lease ends: waits for readers that the caller cannot see, a GPU's."""
     pools: Mapping[int, Pool] | None = None

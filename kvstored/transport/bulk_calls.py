@@ -12,6 +12,8 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstored.client.bulk_socket import BulkSocket, Runs
 from kvstored.client.connection import Connection
+from kvstored.client.framed_socket import receive_framed, send_framed
+from kvstored.client.framing import Framing
 from kvstored.client.rows import mapped_segments, shared_runs
 from kvstored.client.segments import Bytes, Segments
 from kvstored.clock import Clock
@@ -26,6 +28,8 @@ from kvstored.errors import (
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.bulk import (
     DATA,
+    FRAMED,
+    FRAMES_VERSION,
     HANDSHAKE_S,
     HELLO_BYTES_MAX,
     IDLE_S,
@@ -34,6 +38,7 @@ from kvstored.wire.bulk import (
 )
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX, frame
 from kvstored.wire.methods import BY_NAME
+from kvstored.wire.namespaces import spec_of
 from kvstored.wire.packing import (
     U64S,
     PackedPieces,
@@ -75,7 +80,9 @@ class BulkCalls:
         daemon: Path,
         segments: Segments,
         clock: Clock,
+        framing: Framing | None,
     ) -> None:
+        self._framing = framing
         self._peer = peer
         self._path = str(daemon)
         self._daemon = Connection(self._path, HANDSHAKE_S)
@@ -129,8 +136,8 @@ class BulkCalls:
                 self._get(call, _parsed(pb.AcquireRequest, payload), timeout_s)
             elif method == _RESERVE:
                 self._reserve(call, _parsed(pb.ReserveRequest, payload), timeout_s)
-            elif method == DATA:
-                self._data(call)
+            elif method in (DATA, FRAMED):
+                self._data(method, call)
             else:
                 self._is_over = True
                 raise InvalidArgument(f"no call of the bulk channel method={method}")
@@ -173,19 +180,19 @@ class BulkCalls:
         ends_s = self._clock.elapsed_s() + timeout_s
         return _Put(keys, groups, answer.status, fills, places, columns, ends_s)
 
-    def _data(self, call: int) -> None:
+    def _data(self, method: int, call: int) -> None:
         """Bytes straight to their places; committed once they are what the peer says that they are."""
         put = self._puts.get(call)
-        if put is None:
+        if put is None or (method == FRAMED and self._framing is None):
             self._is_over = True
-            raise InvalidArgument(f"bytes of a put that is not open call={call}")
-        found = np.array(self._peer.receive_summed(put.places, put.ends_s), dtype=np.uint64)
+            raise InvalidArgument(f"bytes of a put that is not open, or frames call={call}")
+        found, is_damaged = self._received(method, put)
         told = bytearray(8 * len(found))
         self._peer.receive_into(memoryview(told), put.ends_s)
         del self._puts[call]
         granted = np.flatnonzero(put.fills)
         try:
-            if np.any(unpack_u64(bytes(told), "checksums") != found):
+            if is_damaged or np.any(unpack_u64(bytes(told), "checksums") != found):
                 raise Corrupt("bytes of a put do not match their checksums: nothing was stored")
             checksums = np.zeros(put.keys * put.groups, dtype=np.uint64)
             checksums[put.columns] = found
@@ -200,7 +207,17 @@ class BulkCalls:
             raise
         status = unpack_u8(put.status, "status", put.keys).copy()
         status[granted] = unpack_u8(committed.status, "status", len(granted))
-        self._tell(DATA, call, pb.PutResponse(status=status.tobytes()))
+        self._tell(method, call, pb.PutResponse(status=status.tobytes()))
+
+    def _received(self, method: int, put: _Put) -> tuple[U64S, bool]:
+        """The checksum of each piece as it lies in its place, and whether a frame was damaged."""
+        if method == DATA or self._framing is None:
+            sums = self._peer.receive_summed(put.places, put.ends_s)
+            return np.array(sums, dtype=np.uint64), False
+        self._is_over = True  # unless all of it is understood
+        found = receive_framed(self._peer, self._framing, put.places, put.ends_s)
+        self._is_over = False
+        return np.array([each or 0 for each in found], dtype=np.uint64), None in found
 
     def _abort(self, fills: U64S) -> None:
         request = pb.AbortRequest(session=self._session, fills=pack_u64(fills[fills != 0]))
@@ -220,18 +237,42 @@ class BulkCalls:
             groups = len(answer.extent_counts) // max(keys, 1)
             pieces, segments = self._pieces(answer, keys, groups)
             hits = unpack_u8(answer.status, "status", keys) == ReadStatus.HIT
-            wanted = np.flatnonzero(np.repeat(hits, groups)).tolist()
+            has_place = np.diff(pieces.first) > 0
+            wanted = np.flatnonzero(np.repeat(hits, groups) & has_place).tolist()
             places = [shared_runs(pieces, i, segments) for i in wanted]
+            framed = self._framed(request, list(zip(wanted, places, strict=True)))
             head = pb.AcquireResponse()
             head.CopyFrom(answer)
             for name in ("lease", "extent_counts", "extents"):
                 head.ClearField(name)
+            head.frames = FRAMES_VERSION if framed else 0
             self._tell(_ACQUIRE, call, head)
-            self._peer.send_pieces(places, ends_s)
+            if self._framing is not None and framed:
+                send_framed(self._peer, self._framing, request.namespace, framed, ends_s)
+            else:
+                self._peer.send_pieces(places, ends_s)
         finally:
             if answer.lease:
                 ended = pb.ReleaseRequest(session=self._session, leases=pack_u64([answer.lease]))
                 self._give_back("Release", ended, pb.ReleaseResponse)
+
+    def _framed(
+        self, request: pb.AcquireRequest, pieces: list[tuple[int, Runs]]
+    ) -> list[tuple[int, Runs]]:
+        """The pieces with their groups where they go as frames; else none."""
+        framing, digest = self._framing, request.namespace
+        speed = float(request.link_bytes_per_s)
+        if framing is None or request.frames < FRAMES_VERSION or not framing.may_pay(speed):
+            return []
+        if not framing.knows(digest):
+            request_all, response = pb.ListNamespacesRequest(), pb.ListNamespacesResponse
+            listed = self._daemon.call("ListNamespaces", request_all, response, _DAEMON_S)
+            learn_namespaces(framing, listed)
+        found = framing.with_groups(digest, request.groups, pieces)
+        pays = framing.pays(
+            digest, found, link_bytes_per_s=speed, decoders=max(1, request.decoders)
+        )
+        return found if pays else []
 
     # ---- inside
 
@@ -265,6 +306,12 @@ class BulkCalls:
     def _refuse(self, method: int, call: int, error: KvstoredError) -> None:
         payload = failure_of(error).SerializeToString()
         self._peer.send_frame(frame(method, status_of(error).number, call, payload))
+
+
+def learn_namespaces(framing: Framing, listed: pb.ListNamespacesResponse) -> None:
+    """What the blocks of the daemon's namespaces are made of."""
+    for each in listed.namespaces:
+        framing.learn(each.digest, spec_of(each.namespace, caller_tenant="default"))
 
 
 def _parsed(request: type[Request], payload: bytes) -> Request:

@@ -132,6 +132,11 @@ class FakeService:
         for piece in self.fills.pop(id_).block.pieces:
             self.free += piece[0] if piece else ()
 
+    def do_list_namespaces(self, request: pb.ListNamespacesRequest) -> Message:
+        known = self.namespaces.items()
+        listed = [pb.NamespaceInfo(digest=digest, namespace=each) for digest, each in known]
+        return pb.ListNamespacesResponse(namespaces=listed)
+
     def do_stat(self, request: pb.StatRequest) -> Message:
         return pb.StatResponse(
             daemon_pid=os.getpid(),
