@@ -105,6 +105,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
         unpack_disk=disk.unpack if disk is not None else lambda _: [],
         coding=disk.coding if disk is not None else Coding(Codec.RAW),
+        described=disk.described if disk is not None else lambda items: [None for _ in items],
+        slabs=str(config.disk.path) if disk is not None else "",
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
         hbm=hbm,
         hbm_lane=_hbm_lane() if config.hbm.devices else None,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.client.bulk_socket import BulkSocket, Runs
-from kvstored.client.framing import Framed, Framing, size_of
+from kvstored.client.framing import Framed, Framing, Piece, size_of
 from kvstored.errors import Corrupt
 from kvstored.wire.bulk import PIECE_HEAD
 
@@ -14,10 +14,10 @@ def send_framed(
     peer: BulkSocket,
     framing: Framing,
     digest: bytes,
-    pieces: Sequence[tuple[int, Runs]],
+    pieces: Sequence[Piece],
     ends_s: float,
 ) -> list[int]:
-    """Each with the number of its group; the checksums of their plain bytes. The next ones are encoded while one is sent."""
+    """The checksums of their plain bytes. The next ones are encoded while one is sent."""
     with framing.encoding(digest, pieces) as made:
         return [_sent(peer, each, ends_s) for each in made]
 

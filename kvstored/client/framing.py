@@ -42,6 +42,19 @@ class Framed:
     checksum: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A piece that is a frame already, or is read as one when its turn comes: `read` runs in one of the threads."""
+
+    size_bytes: int
+    read: Callable[[], Framed]
+
+
+Piece = tuple[int, Runs] | Ready
+"""What is sent: a piece with the number of its group (NO_GROUP: as it is), or a frame."""
+NO_GROUP = -1
+
+
 @dataclass(slots=True)
 class Moved:
     """Bytes of pieces that travelled as frames, before and after."""
@@ -134,20 +147,18 @@ class Framing:
         return 2 * gaining > total
 
     @contextmanager
-    def encoding(
-        self, digest: bytes, pieces: Sequence[tuple[int, Runs]]
-    ) -> Iterator[Iterator[Framed]]:
+    def encoding(self, digest: bytes, pieces: Sequence[Piece]) -> Iterator[Iterator[Framed]]:
         """The pieces in their order, encoded ahead by the threads; their bytes may change again once this is left."""
         ahead: deque[tuple[int, Future[Framed]]] = deque()
 
         def made() -> Iterator[Framed]:
             waiting = 0
-            for group, runs in pieces:
-                size = size_of(runs)
+            for piece in pieces:
+                size = piece.size_bytes if isinstance(piece, Ready) else size_of(piece[1])
                 while ahead and (waiting + size > _AHEAD_BYTES or len(ahead) >= 2 * self.threads):
                     waiting -= ahead[0][0]
                     yield self._ended(ahead)
-                ahead.append((size, self._pool.submit(self._encoded, digest, group, runs)))
+                ahead.append((size, self._started(digest, piece)))
                 waiting += size
             while ahead:
                 yield self._ended(ahead)
@@ -198,11 +209,16 @@ class Framing:
             running.result()
         return self._known.get(key)
 
+    def _started(self, digest: bytes, piece: Piece) -> "Future[Framed]":
+        if isinstance(piece, Ready):
+            return self._pool.submit(piece.read)
+        return self._pool.submit(self._encoded, digest, *piece)
+
     def _ended(self, ahead: "deque[tuple[int, Future[Framed]]]") -> Framed:
         framed = ahead[0][1].result()
         ahead.popleft()
         with self._lock:
-            if framed.head[0] & 1:
+            if framed.head[0] & 1 and framed.views[0].size:
                 self.sent.wire_bytes += framed.views[0].size
                 self.sent.plain_bytes += header.parse(framed.views[0]).plain_bytes
         return framed
@@ -327,6 +343,10 @@ def framed(packed: Bytes) -> Framed:
 
 def _head(size_bytes: int, *, is_frame: bool) -> Bytes:
     return np.frombuffer(PIECE_HEAD.pack(size_bytes << 1 | is_frame), dtype=np.uint8)
+
+
+DAMAGED = Framed(_head(0, is_frame=True), (np.zeros(0, dtype=np.uint8),), 0)
+"""In place of a frame that could not be read: no frame is empty, so the receiver has a miss."""
 
 
 def _decoded(stored: Bytes, target: Runs) -> int | None:

@@ -188,6 +188,16 @@ class Disk:
             for i, each in enumerate(outcomes)
         ]
 
+    def described(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
+        """The record of each piece, None where another one or none lies there, or it is damaged."""
+        found = self._env.get([ref for ref, _ in items])
+        return [
+            record
+            if isinstance(record, Record) and record.place == place and self._is_held(place)
+            else None
+            for record, (_, place) in zip(found, items, strict=True)
+        ]
+
     def write_run(self, run: PieceRun, records: Records) -> Carried:
         digests, _ = layout.digests_of(records)
         if any(self.coding.may_pack(digest, 0, run.length) for digest in digests):

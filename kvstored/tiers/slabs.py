@@ -104,6 +104,10 @@ def aligned(size_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, -(-size_bytes // UNIT_BYTES) * UNIT_BYTES), dtype=np.uint8)
 
 
+def slab_path(directory: Path, number: int) -> Path:
+    return directory / f"slab-{number:05}.dat"
+
+
 def jobs_of(item: int, views: Sequence[NDArray[np.uint8]], place: Place) -> list[Job]:
     """Lay aligned views onto a place of the same size."""
     if len(views) == len(place) == 1 and len(views[0]) == place[0].units * UNIT_BYTES:
@@ -153,7 +157,7 @@ class Slabs:
     def grow(self) -> tuple[int, int]:
         """One more slab, its space allocated; (segment, units). Raises NoSpace or Unavailable and leaves nothing behind."""
         number = next(n for n in range(10**5) if n not in self._fds)
-        path = self._directory / f"slab-{number:05}.dat"
+        path = slab_path(self._directory, number)
         unfinished = path.with_suffix(".new")
         try:
             fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

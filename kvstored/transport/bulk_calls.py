@@ -3,6 +3,7 @@
 Runs on a thread of its own. Whatever ends it, no fill and no lease stays behind.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from kvstored.client.bulk_socket import BulkSocket, Runs
 from kvstored.client.connection import Connection
 from kvstored.client.framed_socket import receive_framed, send_framed
-from kvstored.client.framing import Framing
+from kvstored.client.framing import NO_GROUP, Framing, Piece, Ready
 from kvstored.client.rows import mapped_segments, shared_runs
 from kvstored.client.segments import Bytes, Segments
 from kvstored.clock import Clock
@@ -26,6 +27,7 @@ from kvstored.errors import (
     Unavailable,
 )
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.stored import Stored, acquired, left_of, merged, others
 from kvstored.wire.bulk import (
     DATA,
     FRAMED,
@@ -226,53 +228,98 @@ class BulkCalls:
     # ---- get
 
     def _get(self, call: int, request: pb.AcquireRequest, timeout_s: float) -> None:
-        """The head, then the bytes of all hits; the receiver verifies. The lease lasts as long as the call may, and ends with it."""
+        """The head, then the bytes of all hits; the receiver verifies. The leases last as long as the call may, and end with it."""
         keys = check_keys(len(request.keys.packed), request.keys.key_bytes)
         check_is_streamed(request.tier)
         request.session = self._session
         request.lease_ttl_ms = int((timeout_s + STALL_S) * 1000)
         ends_s = self._clock.elapsed_s() + timeout_s
-        answer = self._daemon.call("Acquire", request, pb.AcquireResponse, timeout_s)
+        stored = self._stored(request, keys, timeout_s)
+        leases = [stored.found.lease] if stored is not None else []
         try:
-            groups = len(answer.extent_counts) // max(keys, 1)
-            pieces, segments = self._pieces(answer, keys, groups)
-            hits = unpack_u8(answer.status, "status", keys) == ReadStatus.HIT
-            has_place = np.diff(pieces.first) > 0
-            wanted = np.flatnonzero(np.repeat(hits, groups) & has_place).tolist()
-            places = [shared_runs(pieces, i, segments) for i in wanted]
-            framed = self._framed(request, list(zip(wanted, places, strict=True)))
-            head = pb.AcquireResponse()
-            head.CopyFrom(answer)
-            for name in ("lease", "extent_counts", "extents"):
-                head.ClearField(name)
-            head.frames = FRAMES_VERSION if framed else 0
-            self._tell(_ACQUIRE, call, head)
-            if self._framing is not None and framed:
-                send_framed(self._peer, self._framing, request.namespace, framed, ends_s)
-            else:
-                self._peer.send_pieces(places, ends_s)
+            asked = request if stored is None else others(request, stored.hits, keys)
+            answer = pb.AcquireResponse()
+            if stored is None or len(stored.hits) < keys:
+                answer = self._daemon.call("Acquire", asked, pb.AcquireResponse, timeout_s)
+            leases.append(answer.lease)
+            self._answered(call, request, stored, answer, ends_s)
         finally:
-            if answer.lease:
-                ended = pb.ReleaseRequest(session=self._session, leases=pack_u64([answer.lease]))
+            if any(leases):
+                held = pack_u64([lease for lease in leases if lease])
+                ended = pb.ReleaseRequest(session=self._session, leases=held)
                 self._give_back("Release", ended, pb.ReleaseResponse)
+        if stored is not None and stored.bad:
+            self._let_daemon_look(request, stored.bad_keys(keys), keys)
+
+    def _stored(self, request: pb.AcquireRequest, keys: int, timeout_s: float) -> Stored | None:
+        """Blocks that go as they lie on NVMe."""
+        if not keys or not self._may_frame(request):
+            return None
+        return acquired(self._daemon, request, keys, timeout_s)
+
+    def _answered(
+        self,
+        call: int,
+        request: pb.AcquireRequest,
+        stored: Stored | None,
+        answer: pb.AcquireResponse,
+        ends_s: float,
+    ) -> None:
+        """`answer`: of the keys that are not `stored`."""
+        keys = len(request.keys.packed) // request.keys.key_bytes
+        left = list(range(keys)) if stored is None else left_of(stored.hits, keys)
+        groups = len(answer.extent_counts) // max(len(left), 1)
+        pieces, segments = self._pieces(answer, len(left), groups)
+        hits = unpack_u8(answer.status, "status", len(left)) == ReadStatus.HIT
+        wanted = np.flatnonzero(np.repeat(hits, groups) & (np.diff(pieces.first) > 0)).tolist()
+        places = {
+            left[i // groups] * groups + i % groups: shared_runs(pieces, i, segments)
+            for i in wanted
+        }
+        head = headed(answer) if stored is None else merged(stored, answer, keys)
+        framed = self._framed(request, places, {} if stored is None else stored.frames)
+        head.frames = FRAMES_VERSION if framed else 0
+        self._tell(_ACQUIRE, call, head)
+        if self._framing is not None and framed:
+            send_framed(self._peer, self._framing, request.namespace, framed, ends_s)
+        else:
+            self._peer.send_pieces(list(places.values()), ends_s)
+
+    def _may_frame(self, request: pb.AcquireRequest) -> bool:
+        framing, speed = self._framing, float(request.link_bytes_per_s)
+        return framing is not None and request.frames > 0 and framing.may_pay(speed)
 
     def _framed(
-        self, request: pb.AcquireRequest, pieces: list[tuple[int, Runs]]
-    ) -> list[tuple[int, Runs]]:
-        """The pieces with their groups where they go as frames; else none."""
+        self, request: pb.AcquireRequest, places: Mapping[int, Runs], frames: Mapping[int, Ready]
+    ) -> list[Piece]:
+        """All pieces in their order, where any goes as a frame; else none."""
         framing, digest = self._framing, request.namespace
-        speed = float(request.link_bytes_per_s)
-        if framing is None or request.frames < FRAMES_VERSION or not framing.may_pay(speed):
+        if framing is None or not self._may_frame(request):
             return []
         if not framing.knows(digest):
-            request_all, response = pb.ListNamespacesRequest(), pb.ListNamespacesResponse
-            listed = self._daemon.call("ListNamespaces", request_all, response, _DAEMON_S)
+            everything, response = pb.ListNamespacesRequest(), pb.ListNamespacesResponse
+            listed = self._daemon.call("ListNamespaces", everything, response, _DAEMON_S)
             learn_namespaces(framing, listed)
-        found = framing.with_groups(digest, request.groups, pieces)
+        known = framing.with_groups(digest, request.groups, places.items())
         pays = framing.pays(
-            digest, found, link_bytes_per_s=speed, decoders=max(1, request.decoders)
+            digest,
+            known,
+            link_bytes_per_s=float(request.link_bytes_per_s),
+            decoders=max(1, request.decoders),
         )
-        return found if pays else []
+        if not pays and not frames:
+            return []
+        plain = known if pays else [(NO_GROUP, runs) for runs in places.values()]
+        pieces: dict[int, Piece] = {**dict(zip(places, plain, strict=True)), **frames}
+        return [pieces[i] for i in sorted(pieces)]
+
+    def _let_daemon_look(self, request: pb.AcquireRequest, bad: list[int], keys: int) -> None:
+        """At blocks that were read wrongly from NVMe: it drops what is damaged."""
+        asked = others(request, left_of(bad, keys), keys)
+        answer = self._daemon.call("Acquire", asked, pb.AcquireResponse, _DAEMON_S)
+        if answer.lease:
+            ended = pb.ReleaseRequest(session=self._session, leases=pack_u64([answer.lease]))
+            self._give_back("Release", ended, pb.ReleaseResponse)
 
     # ---- inside
 
@@ -306,6 +353,15 @@ class BulkCalls:
     def _refuse(self, method: int, call: int, error: KvstoredError) -> None:
         payload = failure_of(error).SerializeToString()
         self._peer.send_frame(frame(method, status_of(error).number, call, payload))
+
+
+def headed(answer: pb.AcquireResponse) -> pb.AcquireResponse:
+    """What a peer is told: no places, and no lease."""
+    head = pb.AcquireResponse()
+    head.CopyFrom(answer)
+    for name in ("lease", "extent_counts", "extents"):
+        head.ClearField(name)
+    return head
 
 
 def learn_namespaces(framing: Framing, listed: pb.ListNamespacesResponse) -> None:

@@ -34,6 +34,7 @@ from kvstored.transport.upstream import Upstream
 from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import (
+    ACQUIRE_STORED,
     GPU_POOL,
     KEEP_ALIVE,
     METHODS,
@@ -269,7 +270,8 @@ def _handlers(
     unary: dict[str, Any] = {
         method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, GPU_POOL, WAIT_LAYERS)
+        if method
+        not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, ACQUIRE_STORED, GPU_POOL, WAIT_LAYERS)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,

@@ -17,7 +17,7 @@ from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
 from kvstored.errors import Corrupt, InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.transport.bulk_calls import learn_namespaces
+from kvstored.transport.bulk_calls import headed, learn_namespaces
 from kvstored.transport.upstream import Upstream, UpstreamLink
 from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX
@@ -102,7 +102,7 @@ class Streams:
                 checksums = unpack_u64(answer.checksums, "checksums", keys * groups)
                 has_place = np.diff(pieces.first) > 0
                 wanted = np.flatnonzero(np.repeat(hits, groups) & has_place).tolist()
-                head = _head(answer)
+                head = headed(answer)
                 places = [(i, shared_runs(pieces, i, segments)) for i in wanted]
                 framed = await self._framed(link, acquire, places)
                 head.frames = FRAMES_VERSION if framed else 0
@@ -328,14 +328,6 @@ def _read(part: Bytes, hasher: "xxhash.xxh3_64") -> bytes:
     data = part.tobytes()
     hasher.update(data)
     return data
-
-
-def _head(answer: pb.AcquireResponse) -> pb.AcquireResponse:
-    head = pb.AcquireResponse()
-    head.CopyFrom(answer)
-    for name in ("lease", "extent_counts", "extents"):
-        head.ClearField(name)
-    return head
 
 
 def _groups(count: int, keys: int) -> int:

@@ -148,6 +148,9 @@ class FakeService:
             counters={"connections": len(self.connections)},
         )
 
+    def do_acquire_stored(self, request: pb.AcquireStoredRequest) -> Message:
+        return pb.AcquireStoredResponse()
+
     def do_report_bulk(self, request: pb.ReportBulkRequest) -> Message:
         return pb.ReportBulkResponse()
 
