@@ -18,7 +18,7 @@ from kvstored.tiers import disk as disk_tier
 from kvstored.tiers.base import Counters, Link, ref_of
 from kvstored.tiers.disk import Disk, Options
 from kvstored.tiers.record import Record
-from kvstored.tiers.slabs import SlabIo
+from kvstored.tiers.slabs import SlabIo, aligned
 from tests.tiers.conformance import (
     SEGMENT_UNITS,
     Conformance,
@@ -462,3 +462,14 @@ def _write_until_killed(path: Path, options: Options, fatal: int, acknowledge: i
         assert all(isinstance(outcome, Record) for outcome in disk.write(items))
         os.write(acknowledge, bytes(numbers))
     os.kill(os.getpid(), 9)
+
+
+def test_memory_for_the_disk_is_aligned_and_ends_in_zeros_whatever_lay_there_before() -> None:
+    # What lies behind a block's last byte in its last unit is written along: it may not be another's.
+    for size in (1, UNIT_BYTES, UNIT_BYTES + 1, 3 << 20):
+        dirty = np.full(size + 2 * UNIT_BYTES, 0xA5, dtype=np.uint8)
+        del dirty
+        made = aligned(size)
+        assert made.ctypes.data % UNIT_BYTES == 0
+        assert len(made) == -(-size // UNIT_BYTES) * UNIT_BYTES
+        assert not made[-UNIT_BYTES:].any()
