@@ -404,6 +404,23 @@ def _fill_by_injection(path: Path) -> None:
     disk.close()
 
 
+class TestInMemory:
+    def test_a_slab_that_memory_has_no_room_for_is_refused_and_the_next_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        spare = [16 << 20]
+        options = Options(map_bytes=1 << 20, slab_bytes=8 << 20, spare_bytes=lambda: spare[0])
+        disk = Disk(tmp_path / "disk", options, clock=ManualClock())
+        disk.grow()
+        spare[0] -= 1
+        with pytest.raises(NoSpace, match="lower disk.capacity"):
+            disk.grow()
+        assert len(disk.segments()) == 1
+        spare[0] += 1
+        disk.grow()
+        disk.close()
+
+
 class TestOrder:
     def test_one_call_is_one_sync_a_slab_and_one_commit(self, tmp_path: Path) -> None:
         io = FailingIo()
