@@ -27,8 +27,8 @@ from kvstored.wire.bulk import FRAMED_BYTES_MIN, PIECE_HEAD
 Runs = tuple[Bytes, ...]
 _THREADS_MAX = 4
 _NAMESPACES_MAX = 256
-_AHEAD_BYTES = 64 << 20
-"""Encoded before it is sent, or received before it is decoded; one piece may be larger."""
+_AHEAD_BYTES = 256 << 20
+"""Encoded before they are sent, or received before they are decoded, of all connections; each may have one piece whatever the others have."""
 _FASTEST_BYTES_PER_S = 8e9
 """Of links that no group can be too fast for: none is looked at for a faster one."""
 
@@ -80,6 +80,7 @@ class Framing:
         self._specs: dict[bytes, NamespaceSpec] = {}
         self._known: dict[tuple[bytes, int], _Known] = {}
         self._looking: set[tuple[bytes, int]] = set()
+        self._ahead_bytes = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(self.threads, "frames")
 
@@ -152,14 +153,12 @@ class Framing:
         ahead: deque[tuple[int, Future[Framed]]] = deque()
 
         def made() -> Iterator[Framed]:
-            waiting = 0
             for piece in pieces:
                 size = piece.size_bytes if isinstance(piece, Ready) else size_of(piece[1])
-                while ahead and (waiting + size > _AHEAD_BYTES or len(ahead) >= 2 * self.threads):
-                    waiting -= ahead[0][0]
+                while ahead and not self.may_go_ahead(len(ahead), size):
                     yield self._ended(ahead)
+                self.goes_ahead(size)
                 ahead.append((size, self._started(digest, piece)))
-                waiting += size
             while ahead:
                 yield self._ended(ahead)
 
@@ -167,16 +166,25 @@ class Framing:
             yield made()
         finally:
             wait([each for _, each in ahead])
+            self.goes_ahead(-sum(size for size, _ in ahead))
 
     @contextmanager
     def decoding(self) -> Iterator["Decoding"]:
         """Its targets are written to until this is left."""
-        running = Decoding(self._pool, 2 * self.threads)
+        running = Decoding(self, self._pool)
         try:
             yield running
         finally:
             running.abandon()
             self.count_received(running.moved.plain_bytes, running.moved.wire_bytes)
+
+    def may_go_ahead(self, pieces: int, more_bytes: int) -> bool:
+        """Whether a connection that is so many pieces ahead may take another one."""
+        return pieces < 2 * self.threads and self._ahead_bytes + more_bytes <= _AHEAD_BYTES
+
+    def goes_ahead(self, more_bytes: int) -> None:
+        with self._lock:
+            self._ahead_bytes += more_bytes
 
     # ---- inside
 
@@ -215,8 +223,10 @@ class Framing:
         return self._pool.submit(self._encoded, digest, *piece)
 
     def _ended(self, ahead: "deque[tuple[int, Future[Framed]]]") -> Framed:
-        framed = ahead[0][1].result()
+        size, running = ahead[0]
+        framed = running.result()
         ahead.popleft()
+        self.goes_ahead(-size)
         with self._lock:
             if framed.head[0] & 1 and framed.views[0].size:
                 self.sent.wire_bytes += framed.views[0].size
@@ -241,22 +251,19 @@ class Framing:
 class Decoding:
     """Frames of one transfer on their way to their places. Not thread-safe."""
 
-    def __init__(self, pool: ThreadPoolExecutor, ahead_max: int) -> None:
+    def __init__(self, framing: Framing, pool: ThreadPoolExecutor) -> None:
+        self._framing = framing
         self._pool = pool
-        self._ahead_max = ahead_max
         self._running: deque[tuple[int, int, Future[int | None]]] = deque()
-        self._ahead_bytes = 0
         self.moved = Moved()
         self.sums: dict[int, int | None] = {}
         """By number: the checksum of what came of a frame, None where it was damaged."""
 
     def start(self, number: int, stored: Bytes, target: Runs) -> None:
-        while self._running and (
-            len(self._running) >= self._ahead_max or self._ahead_bytes > _AHEAD_BYTES
-        ):
+        while self._running and not self._framing.may_go_ahead(len(self._running), len(stored)):
             self._settle_one()
+        self._framing.goes_ahead(len(stored))
         self._running.append((number, len(stored), self._pool.submit(_decoded, stored, target)))
-        self._ahead_bytes += len(stored)
         self.moved.plain_bytes += size_of(target)
         self.moved.wire_bytes += len(stored)
 
@@ -266,12 +273,13 @@ class Decoding:
 
     def abandon(self) -> None:
         wait([each for _, _, each in self._running])
+        self._framing.goes_ahead(-sum(size for _, size, _ in self._running))
 
     def _settle_one(self) -> None:
         number, size, running = self._running[0]
         self.sums[number] = running.result()
         self._running.popleft()
-        self._ahead_bytes -= size
+        self._framing.goes_ahead(-size)
 
 
 class Unframing:

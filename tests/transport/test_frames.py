@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvstored.client import Client, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.client import frames as client_frames
+from kvstored.client.framing import Framing
 from kvstored.codec import blocks
 from kvstored.codec.elements import Element
 from kvstored.codec.link import AGAIN, Gain, Link, is_faster
@@ -404,6 +405,38 @@ class TestDamagedGets:
             monkeypatch.undo()
             assert namespace.get(keys).hits == BLOCKS
             namespace.clear()
+
+
+class TestBounds:
+    @pytest.mark.parametrize("blocks_max", [0, 1, 3])
+    def test_what_is_ahead_is_bounded_over_all_connections_and_given_back(
+        self, monkeypatch: pytest.MonkeyPatch, blocks_max: int
+    ) -> None:
+        monkeypatch.setattr("kvstored.client.framing._AHEAD_BYTES", blocks_max * BLOCK_BYTES)
+        framing, most = Framing(always=True), [0]
+        framing.threads = 100
+        taken = framing.goes_ahead
+
+        def counted(more_bytes: int) -> None:
+            taken(more_bytes)
+            most[0] = max(most[0], framing._ahead_bytes)
+
+        monkeypatch.setattr(framing, "goes_ahead", counted)
+        framing.learn(b"d", SPEC)
+        pieces = [(0, (row[0],)) for row in rows_of(80) if row[0] is not None]
+        assert framing.pays(b"d", pieces, link_bytes_per_s=0, decoders=1)
+        with framing.encoding(b"d", pieces) as one, framing.encoding(b"d", pieces) as other:
+            sent = [each for both in zip(one, other, strict=True) for each in both]
+        targets = [np.empty(BLOCK_BYTES, np.uint8) for _ in sent]
+        with framing.decoding() as decoding:
+            for i, (each, target) in enumerate(zip(sent, targets, strict=True)):
+                decoding.start(i, each.views[0], (target,))
+            decoding.settle()
+        assert decoding.sums == {i: each.checksum for i, each in enumerate(sent)}
+        assert most[0] <= (blocks_max + 2) * BLOCK_BYTES
+        with framing.encoding(b"d", pieces) as left:
+            next(left)
+        assert framing._ahead_bytes == 0
 
 
 class TestWhenFramesAreFaster:
