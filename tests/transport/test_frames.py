@@ -1,6 +1,7 @@
 """Blocks of real KV between a client and a daemon as frames: over the bulk channel and gRPC, in both directions, and every way not to."""
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,7 @@ class TestOnTheWire:
                 sent, _, received, _ = moved(client)
                 if sent and received:
                     break
+                time.sleep(0.1)
                 assert seed < 39, "both ends look at the group beside the first transfers"
             namespace.clear()
 
@@ -229,6 +231,7 @@ class TestFallbacks:
                     assert_is(namespace, keys, rows)
                     if client._transport.frames.framing._known:
                         break
+                    time.sleep(0.1)
                 keys, rows = stored(namespace, 90)
                 assert_is(namespace, keys, rows)
                 assert client._transport.frames.framing._known, "it was looked at"
