@@ -22,7 +22,6 @@ from kvstored.transport.answers import (
     acquire_message,
     job_message,
     match_message,
-    stored_message,
 )
 from kvstored.transport.asked import (
     Asked,
@@ -40,6 +39,7 @@ from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
 from kvstored.transport.put_calls import PutCalls
 from kvstored.transport.scheduling import SchedulingCalls
+from kvstored.transport.stored_calls import StoredCalls
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u8, pack_u64
 
@@ -66,7 +66,6 @@ class StoreService:
             "Match": self._match,
             "Locate": self._locate,
             "Acquire": self._acquire,
-            "AcquireStored": self._acquire_stored,
             "Renew": self._renew,
             "Release": self._release,
             "Pin": self._pin,
@@ -86,6 +85,7 @@ class StoreService:
             "GpuPool": self._descriptors.gpu_pool,
             "WaitLayers": self._wait_layers,
             "ReserveBandwidth": self._reserve_bandwidth,
+            **StoredCalls(store, self._asked).answers(),
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
             **SchedulingCalls(store).answers(),
@@ -262,19 +262,6 @@ class StoreService:
         )
         events = [pb.LayerEvent(segment=s, handle=handle) for s, handle in progress.events]
         return pb.WaitLayersResponse(layers=progress.layers, events=events)
-
-    async def _acquire_stored(
-        self, request: pb.AcquireStoredRequest, caller: Caller
-    ) -> pb.AcquireStoredResponse:
-        get = self._asked.get(request.acquire, caller)
-        if not all(get.layout.spec.groups[g].is_required for g in get.columns):
-            return pb.AcquireStoredResponse()
-        found = await self._store.acquire_stored(get.call, get.layout)
-        if found is None:
-            return pb.AcquireStoredResponse()
-        return stored_message(
-            found, len(get.call.keys), len(get.columns), self._store.shell.tiers.slabs
-        )
 
     async def _renew(self, request: pb.RenewRequest, caller: Caller) -> pb.RenewResponse:
         session = self._asked.session(request.session, caller)
