@@ -83,7 +83,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
     arena = Arena(
         config.dram.segment_effective_bytes,
         incarnation=epoch,
-        available_bytes=lambda: machine.memory_limit().available_bytes,
+        available_bytes=_memory_left,
         pages=config.dram.huge_pages,
     )
     adopted = arena.adopt(fds)
@@ -105,6 +105,8 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         disk_index_share=disk.index_used_share if disk is not None else lambda: 0.0,
         unpack_disk=disk.unpack if disk is not None else lambda _: [],
         coding=disk.coding if disk is not None else Coding(Codec.RAW),
+        described=disk.described if disk is not None else lambda items: [None for _ in items],
+        slabs=str(config.disk.path) if disk is not None else "",
         projection=Projection(config.dram.capacity_bytes, epoch=epoch, tenant=TENANT),
         hbm=hbm,
         hbm_lane=_hbm_lane() if config.hbm.devices else None,
@@ -258,6 +260,7 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
         references=config.disk.references,
         lossy=levels.parsed(config.disk.lossy),
         codec_goal=Goal.RATIO if config.disk.codec == "small" else Goal.SPEED,
+        spare_bytes=_memory_left if machine.lies_in_memory(config.disk.path) else None,
     )
     try:
         try:
@@ -273,6 +276,10 @@ def _disk(config: Config, clock: Clock, slab_bytes: int) -> Disk | None:
 
 def _hbm(section: sections.Hbm) -> Hbm:
     return Hbm(section.devices, section.capacity_bytes, open_device)
+
+
+def _memory_left() -> int:
+    return machine.memory_limit().available_bytes
 
 
 def _hbm_lane() -> Lane:

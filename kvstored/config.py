@@ -38,6 +38,7 @@ from kvstored.sections import (
     Prefetch,
     Section,
     Signals,
+    Wire,
     key_of,
 )
 
@@ -79,6 +80,7 @@ class Config(Section):
         description="TCP beside gRPC for bytes of remote clients: HOST:PORT (port 0: any, clients are told) or off",
     )
     bulk_tls: BulkTls = Field(default=BulkTls(), description="TLS of the bulk channel")
+    wire: Wire = Field(default=Wire(), description="bytes to and from remote clients")
     metrics_listen: Listen = Field(
         default=Endpoint("127.0.0.1", 7440),
         description="/metrics, /healthz and /readyz: HOST:PORT, unix:PATH or off",

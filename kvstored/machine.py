@@ -66,6 +66,17 @@ def disk_space(path: Path) -> DiskSpace:
     return DiskSpace(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, str(existing))
 
 
+def lies_in_memory(path: Path, *, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether files there take memory: on a tmpfs, say. False where that cannot be told."""
+    where, found = path.absolute(), ("", "")
+    for line in _text(mounts).splitlines():
+        _, mounted, kind, *_ = [*line.split(), "", "", ""]
+        point = mounted.replace("\\040", " ")
+        if len(point) >= len(found[0]) and where.is_relative_to(point or "/nowhere"):
+            found = point, kind
+    return found[1] in ("tmpfs", "ramfs")
+
+
 def allocated_bytes(directory: Path) -> int:
     """Disk blocks that files directly in `directory` hold now; 0 when there is no such directory."""
     if not directory.is_dir():

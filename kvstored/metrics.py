@@ -81,6 +81,11 @@ FACTS: Final[Mapping[str, Fact]] = {
     "expired": Fact("expired", "Things whose time ran out.", ("kind",)),
     "recovered_copies": Fact("recovered_copies", "Copies found again at start.", ("tier",)),
     "bulk_bytes": Fact("bulk_bytes", "Bytes over the bulk channel.", ("direction",)),
+    "wire_frame_bytes": Fact(
+        "wire_frame_bytes",
+        "Bytes that travelled as frames to and from remote clients, before and after.",
+        ("direction", "form"),
+    ),
     "bulk_connections": Fact(
         "bulk_accepted_connections", "Connections of the bulk channel, by answer.", ("answer",)
     ),

@@ -271,6 +271,20 @@ class BulkTls(Section):
     key: OptionalPath = Field(default=None, description="PEM key; off: in the certificate's file")
 
 
+class Wire(Section):
+    """Bytes on their way to and from remote clients."""
+
+    codec: Literal["auto", "raw", "lossless"] = Field(
+        default="auto",
+        description="frames on the wire: auto where a sample and the link say that they are faster, lossless wherever they are smaller, raw never",
+    )
+    link_bytes_per_s: Size = Field(
+        default=0,
+        ge=0,
+        description="what the network carries, for codec auto; 0: measured by clients",
+    )
+
+
 class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lines below it are dropped"

@@ -1,5 +1,6 @@
 """Blocks of the same tokens behind another prompt, through client, daemon and disk: fewer bytes, the same bits, over removal and kill -9."""
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -215,3 +216,19 @@ def test_without_content_keys_every_block_stands_alone(keeper: TinyKeeper) -> No
             written(client)
         (group,) = nvme(client).groups
         assert group.p_plain_bytes == 0
+
+
+def test_where_the_disk_lies_in_memory_cold_blocks_are_frames_there(folder: Path) -> None:
+    # What a host without NVMe has: blocks that leave the arena stay in memory in two thirds of their bytes.
+    with tempfile.TemporaryDirectory(prefix="kvs", dir="/dev/shm") as memory:
+        with (
+            kept(folder, **{"disk.path": memory, "disk.codec": "fast"}) as keeper,
+            Client(keeper.address) as client,
+        ):
+            namespace = client.open_namespace(KV_SPEC)
+            keys = put(namespace, 1, "a")
+            from_disk(keeper, client)
+            assert client.call("Stat", pb.StatRequest(), pb.StatResponse).tiers[0].copies == 0
+            assert nvme(client).used_bytes < BLOCKS * BLOCK_BYTES / 1.3
+            check(namespace, keys, "a")
+        assert any(Path(memory).glob("slab-*.dat"))

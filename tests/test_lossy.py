@@ -42,6 +42,8 @@ def test_blocks_that_may_be_near_take_a_quarter_and_say_what_they_are(keeper: Ti
         namespace = client.open_namespace(LOSSY_SPEC)
         keys = put(namespace, 1, "a")
         assert not any(near(namespace, keys)), "exact as long as they are in memory"
+        with namespace.get_view(keys, exact=True) as view:
+            assert (view.hits, view.lossy) == (BLOCKS, (False,) * BLOCKS)
         written(client)
         assert nvme(client).used_bytes < BLOCKS * KV_SPEC.groups[0].bytes_per_block / 3.5
         from_disk(keeper, client)
@@ -53,6 +55,10 @@ def test_blocks_that_may_be_near_take_a_quarter_and_say_what_they_are(keeper: Ti
         assert all(near(namespace, keys))
         assert all(near(namespace, keys)), "read from memory it is what it was on disk"
         assert namespace.get(keys, exact=True).hits == 0
+        with namespace.get_view(keys) as view:
+            assert view.lossy == (True,) * BLOCKS
+        with namespace.get_view(keys, exact=True) as view:
+            assert (view.hits, view.lossy) == (0, (False,) * BLOCKS)
         # memory survives, and says so
         keeper.kill()
         keeper.start()

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from kvstored import machine
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 800 kB\n"
@@ -70,3 +72,25 @@ def test_allocated_bytes_count_blocks_and_not_holes(tmp_path: Path) -> None:
 
 def test_free_memory_can_be_given_back_where_the_c_library_can() -> None:
     assert machine.give_back_free_memory() in {True, False}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_so"),
+    [
+        ("/dev/shm/kvstored", True),
+        ("/dev/shmother", False),
+        ("/home/a", False),
+        ("/mnt/with space/x", True),
+        ("/mnt/with space/disk/x", False),
+    ],
+)
+def test_whether_files_take_memory_is_told_by_the_nearest_mount(
+    tmp_path: Path, path: str, is_so: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n"
+        "tmpfs /mnt/with\\040space tmpfs rw 0 0\n/dev/vdb /mnt/with\\040space/disk xfs rw 0 0\n"
+    )
+    assert machine.lies_in_memory(Path(path), mounts=mounts) is is_so
+    assert not machine.lies_in_memory(Path(path), mounts=tmp_path / "none")

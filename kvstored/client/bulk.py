@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from kvstored.client.bulk_socket import BulkSocket, Runs
+from kvstored.client.frames import Frames, Sending
 from kvstored.client.links import GetCall, PutPart
 from kvstored.client.results import GetResult
 from kvstored.client.rows import blocks_of, outputs_of
@@ -26,6 +26,8 @@ from kvstored.errors import Corrupt, KvstoredError, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.bulk import (
     DATA,
+    FRAMED,
+    FRAMES_VERSION,
     GREETING,
     HANDSHAKE_S,
     ID_BYTES,
@@ -145,7 +147,7 @@ class BulkConnection:
             if bytes(greeting) != GREETING + address.id:
                 raise Corrupt(f"another server answers at port={address.port}")
             self._ask(_KEEP_ALIVE, pb.KeepAliveRequest(session=session), timeout_s)
-            self._answer(_KEEP_ALIVE, self._call, pb.KeepAliveResponse)
+            self._answer((_KEEP_ALIVE,), self._call, pb.KeepAliveResponse)
             self._socket.wait_at_most(STALL_S)
         except BaseException:
             self._socket.close()
@@ -160,10 +162,13 @@ class BulkConnection:
         self._is_idle = False
         self._socket.close()
 
-    def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
-        """While the bytes of a part travel, the next one is reserved and the one before committed."""
+    def put(
+        self, parts: Sequence[PutPart], timeout_s: float, frames: Frames | None
+    ) -> list[FillStatus]:
+        """While the bytes of a part travel, the next one is reserved and the one before committed. `frames`: they may go as such."""
         assert self._is_idle, "the connection is in use or broken"
         self._is_idle = False
+        sending = None if frames is None else frames.sending(self._clock)
         waiting: deque[tuple[int, int]] = deque()
         status: list[list[FillStatus]] = [[] for _ in parts]
         reserving = self._ask(_RESERVE, parts[0].request, timeout_s)
@@ -171,26 +176,30 @@ class BulkConnection:
             if waiting and waiting[0][0] == i - 2:  # answered before this part's reservation
                 self._stored(*waiting.popleft(), parts, status)
             asked = reserving
-            reserved = self._answer(_RESERVE, asked, pb.ReserveResponse)
+            reserved = self._answer((_RESERVE,), asked, pb.ReserveResponse)
             if i + 1 < len(parts):
                 reserving = self._ask(_RESERVE, parts[i + 1].request, timeout_s)
             status[i] = _statuses(reserved.status, part.keys)
             if FillStatus.GRANTED in status[i]:
-                self._send_data(asked, part, reserved, timeout_s)
+                self._send_data(asked, part, reserved, timeout_s, sending)
                 waiting.append((i, asked))
         while waiting:
             self._stored(*waiting.popleft(), parts, status)
         self._is_idle = True
+        if sending is not None:
+            sending.ended()
         return [each for of_part in status for each in of_part]
 
-    def get(self, call: GetCall, timeout_s: float) -> GetResult:
-        """Straight into the outputs, verified as they lie there; what does not verify is a miss."""
+    def get(self, call: GetCall, timeout_s: float, frames: Frames | None) -> GetResult:
+        """Straight into the outputs, verified as they lie there; what does not verify is a miss. `frames`: they may come as such."""
         assert self._is_idle, "the connection is in use or broken"
         self._is_idle = False
+        if frames is not None:
+            frames.ask_for(call.request)
         asked = self._ask(_ACQUIRE, call.request, timeout_s)
         ends_s = self._clock.elapsed_s() + timeout_s
         self._socket.wait_at_most(timeout_s)
-        head = self._answer(_ACQUIRE, asked, pb.AcquireResponse)
+        head = self._answer((_ACQUIRE,), asked, pb.AcquireResponse)
         self._socket.wait_at_most(STALL_S)
         status = unpack_u8(head.status, "status", call.keys)
         sizes = unpack_table(head.sizes, "sizes", call.keys, call.groups)
@@ -200,33 +209,64 @@ class BulkConnection:
         flat = [output for row in outputs for output in row]
         indexes = [i for i, output in enumerate(flat) if output is not None]
         pieces = [(output,) for output in flat if output is not None]
-        found = self._socket.receive_summed(pieces, ends_s)
+        found = self._received(head, pieces, ends_s, frames)
         self._is_idle = True
-        bad = np.array(found, dtype=np.uint64) != checksums.reshape(-1)[indexes]
-        corrupt = {indexes[i] // call.groups for i in np.flatnonzero(bad).tolist()}
+        told = checksums.reshape(-1)[indexes].tolist()
+        bad = [i for i, one, other in zip(indexes, found, told, strict=True) if one != other]
+        corrupt = {i // call.groups for i in bad}
         good = [hit and i not in corrupt for i, hit in enumerate(hits)]
         return _result(head, outputs, good, len(corrupt))
 
     # ---- inside
 
     def _send_data(
-        self, call: int, part: PutPart, reserved: pb.ReserveResponse, timeout_s: float
+        self,
+        call: int,
+        part: PutPart,
+        reserved: pb.ReserveResponse,
+        timeout_s: float,
+        sending: Sending | None,
     ) -> None:
         """The pieces that have a place, and their checksums, under the number of their reservation."""
         counts = unpack_u8(reserved.extent_counts, "extent_counts", len(part.sources))
-        pieces: list[Runs] = [
-            (source,)
-            for source, count in zip(part.sources, counts.tolist(), strict=True)
+        pieces: list[tuple[int, Runs]] = [
+            (i, (source,))
+            for i, (source, count) in enumerate(zip(part.sources, counts.tolist(), strict=True))
             if source is not None and count
         ]
-        self._socket.send_frame(frame(DATA, deadline_field(timeout_s), call, b""))
-        sums = self._socket.send_summed(pieces, self._clock.elapsed_s() + timeout_s)
+        ends_s = self._clock.elapsed_s() + timeout_s
+        framed = sending.chosen(part.request, pieces) if sending is not None else []
+        method = FRAMED if framed else DATA
+        self._socket.send_frame(frame(method, deadline_field(timeout_s), call, b""))
+        if sending is not None and framed:
+            sums = sending.send(self._socket, part.request.namespace, framed, ends_s)
+        else:
+            sums = self._socket.send_summed([runs for _, runs in pieces], ends_s)
         self._socket.send_frame(pack_u64(sums))
+
+    def _received(
+        self,
+        head: pb.AcquireResponse,
+        pieces: Sequence[Runs],
+        ends_s: float,
+        frames: Frames | None,
+    ) -> Sequence[int | None]:
+        """Their checksums as they lie; None of a frame that was damaged."""
+        if head.frames:
+            if frames is None or head.frames != FRAMES_VERSION:
+                raise Corrupt(f"frames that were not asked for version={head.frames}")
+            return frames.receive(self._socket, pieces, ends_s)
+        begun_s = self._clock.elapsed_s()
+        found = self._socket.receive_summed(pieces, ends_s)
+        if frames is not None:
+            size = sum(run.size for runs in pieces for run in runs)
+            frames.incoming.carried(size, self._clock.elapsed_s() - begun_s)
+        return found
 
     def _stored(
         self, i: int, call: int, parts: Sequence[PutPart], status: list[list[FillStatus]]
     ) -> None:
-        answer = self._answer(DATA, call, pb.PutResponse)
+        answer = self._answer((DATA, FRAMED), call, pb.PutResponse)
         status[i] = _statuses(answer.status, parts[i].keys)
 
     def _ask(self, method: int, request: Message, timeout_s: float) -> int:
@@ -235,12 +275,12 @@ class BulkConnection:
         self._socket.send_frame(sent)
         return self._call
 
-    def _answer(self, method: int, call: int, response: type[Response]) -> Response:
+    def _answer(self, methods: tuple[int, ...], call: int, response: type[Response]) -> Response:
         answered, status, told, payload = self._socket.receive_frame(PAYLOAD_BYTES_MAX)
         if status != OK:
             raise error_of(status, payload)
-        if (answered, told) != (method, call):
-            raise Corrupt(f"the answer is to another call method={answered} wanted={method}")
+        if answered not in methods or told != call:
+            raise Corrupt(f"the answer is to another call method={answered} wanted={methods}")
         try:
             return response.FromString(payload)
         except DecodeError as error:

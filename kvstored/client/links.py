@@ -101,6 +101,8 @@ class Leased:
     lease: int
     held_until_s: float
     """By the link's clock: until then it held for sure."""
+    lossy: bytes
+    """One byte a key, as in AcquireResponse; empty where all are exact."""
     bytes: int
     blocks: tuple[Block | None, ...]
     status: tuple[ReadStatus, ...]

@@ -227,6 +227,7 @@ class LocalDataLink:
             blocks=blocks,
             status=status,
             miss_reason=answer.miss_reason,
+            lossy=answer.lossy,
         )
 
     def lease_on_gpu(self, call: GetCall, timeout_s: float) -> Leased:
@@ -256,6 +257,7 @@ class LocalDataLink:
             blocks=blocks,
             status=tuple([_READ[each] for each in status]),
             miss_reason=answer.miss_reason,
+            lossy=answer.lossy,
             settle=settle,
             pools=pools if answer.arriving else None,
         )

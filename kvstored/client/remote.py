@@ -8,30 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 from google.protobuf.message import Message
 
 from kvstored.client.bulk import BulkConnection, BulkPool
 from kvstored.client.channel import PROTOCOL, Session
 from kvstored.client.copying import Bytes, checksum_of
+from kvstored.client.frames import Frames, offered
 from kvstored.client.links import GetCall, Glance, Leased, PutPart
 from kvstored.client.nearby import reachable_socket
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import blocks_of, outputs_of, sizes_of
+from kvstored.client.streams import Outputs, put_messages, received, unframed
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
-from kvstored.errors import Corrupt, InvalidArgument, KvstoredError, NotFound, Unavailable
+from kvstored.errors import InvalidArgument, KvstoredError, NotFound, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.bulk import BulkAddress
 from kvstored.wire.frames import PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import BY_NAME, SERVICE
+from kvstored.wire.namespaces import spec_of
 from kvstored.wire.packing import pack_u64, unpack_table, unpack_u8, unpack_u64
 from kvstored.wire.status import ERROR_DETAIL_KEY, error_of_grpc
 
 Response = TypeVar("Response", bound=Message)
 
-_DATA_BYTES = 1 << 20
-"""Of one message: measured best between 1 and 4 MiB."""
 _RESUME_TTL_S = 30.0
 _parents_channels: list[object] = []
 """Kept for ever in a forked child."""
@@ -46,7 +46,7 @@ class RemoteTransport:
         self._errors: type[Exception] = grpc.RpcError
         self._target = target
         self._name = name
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._used_s = 0.0
@@ -54,6 +54,8 @@ class RemoteTransport:
         self._near: str | None = None
         self._bulk = bulk
         self._bulk_address: BulkAddress | None = None
+        self.frames: Frames | None = None
+        """Whether bytes may travel as such: as the daemon of this session offers."""
         size_options = [
             ("grpc.max_receive_message_length", PAYLOAD_BYTES_MAX),
             ("grpc.max_send_message_length", PAYLOAD_BYTES_MAX),
@@ -177,7 +179,7 @@ class RemoteTransport:
 
     def _current(self, timeout_s: float) -> Session:
         """The session, opened or resumed where it is new or has been idle for a good part of its life."""
-        known, now_s = self._session, self._clock.now_s()
+        known, now_s = self._session, self.clock.now_s()
         if known is not None and now_s - self._used_s < (known.resume_ttl_s or _RESUME_TTL_S) / 3:
             self._used_s = now_s
             return known
@@ -193,6 +195,8 @@ class RemoteTransport:
         self._session, self._used_s = known, now_s
         self._near = reachable_socket(answer.host, answer.local_socket)
         self._bulk_address = _bulk_address(answer, self._target)
+        if self.frames is None or self.frames.offer != answer.frames:
+            self.frames = offered(answer.frames)
         return known
 
 
@@ -211,7 +215,11 @@ class RemoteLink:
         self, name: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
         with self._transport.within(self._session, timeout_s):
-            return self._transport.call(name, request, response, timeout_s)
+            answer = self._transport.call(name, request, response, timeout_s)
+        frames = self._transport.frames
+        if frames is not None and isinstance(answer, pb.OpenNamespaceResponse):
+            frames.learn(answer.digest, spec_of(answer.namespace, caller_tenant="default"))
+        return answer
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
         with self._transport.within(self._session, timeout_s):
@@ -252,10 +260,14 @@ class RemoteLink:
             part.request.sizes = pack_u64(sizes_of(part.sources))
         with self._transport.bulk(self._session, timeout_s) as connection:
             if connection is not None:
-                return connection.put(parts, timeout_s)
+                return connection.put(parts, timeout_s, self._transport.frames)
         status: list[FillStatus] = []
+        frames = self._transport.frames
         for part in parts:
-            answer = self._transport.put_stream(_put_messages(part), timeout_s)
+            sending = None if frames is None else frames.sending(self._transport.clock)
+            answer = self._transport.put_stream(put_messages(part, sending), timeout_s)
+            if sending is not None:
+                sending.ended()
             status += [FillStatus(s) for s in unpack_u8(answer.status, "status", part.keys)]
         return status
 
@@ -263,7 +275,10 @@ class RemoteLink:
         call.request.session = self._session.token
         with self._transport.bulk(self._session, timeout_s) as connection:
             if connection is not None:
-                return connection.get(call, timeout_s)
+                return connection.get(call, timeout_s, self._transport.frames)
+        frames = self._transport.frames
+        if frames is not None:
+            frames.ask_for(call.request)
         stream = self._transport.get_stream(pb.GetRequest(acquire=call.request), timeout_s)
         head = next(stream, pb.GetResponse()).head
         status = unpack_u8(head.status, "status", call.keys)
@@ -271,7 +286,15 @@ class RemoteLink:
         checksums = unpack_table(head.checksums, "checksums", call.keys, call.groups)
         hits: list[bool] = (status == ReadStatus.HIT).tolist()
         outputs = outputs_of(sizes, hits, call.out)
-        is_good = _received(stream, [o for row in outputs for o in row if o is not None])
+        flat = [o for row in outputs for o in row if o is not None]
+        if head.frames:
+            is_good = frames is not None and unframed(stream, flat, frames)
+        else:
+            begun_s = self._transport.clock.elapsed_s()
+            is_good = received(stream, Outputs(flat))
+            if frames is not None:
+                took_s = self._transport.clock.elapsed_s() - begun_s
+                frames.incoming.carried(sum(each.size for each in flat), took_s)
         corrupt = 0
         for i, row in enumerate(outputs):
             if not hits[i]:
@@ -324,37 +347,6 @@ def _bulk_address(answer: pb.OpenSessionResponse, target: str) -> BulkAddress | 
     return BulkAddress(
         answer.bulk_host or here, answer.bulk_port, answer.bulk_id, answer.bulk_certificate
     )
-
-
-def _put_messages(part: PutPart) -> Iterator[pb.PutRequest]:
-    yield pb.PutRequest(reserve=part.request)
-    checksums = []
-    for source in part.sources:
-        if source is None:
-            checksums.append(0)
-            continue
-        checksums.append(checksum_of([source]))
-        for start in range(0, source.size, _DATA_BYTES):
-            yield pb.PutRequest(data=source[start : start + _DATA_BYTES].tobytes())
-    yield pb.PutRequest(checksums=pack_u64(checksums))
-
-
-def _received(stream: Iterator[pb.GetResponse], outputs: list[Bytes]) -> bool:
-    """Fills the outputs from the stream, however it is cut; False where the daemon says that a piece did not verify."""
-    place, offset = 0, 0
-    for message in stream:
-        if message.failed:
-            return False
-        data = np.frombuffer(message.data, dtype=np.uint8)
-        while data.size:
-            if place == len(outputs):
-                raise Corrupt("the stream of a get has a tail")
-            count = min(data.size, outputs[place].size - offset)
-            np.copyto(outputs[place][offset : offset + count], data[:count])
-            data, offset = data[count:], offset + count
-            if offset == outputs[place].size:
-                place, offset = place + 1, 0
-    return place == len(outputs)
 
 
 def _verifies(row: list[Bytes | None], checksums: list[int]) -> bool:

@@ -32,6 +32,8 @@ class View:
         self.blocks: tuple[Block | None, ...] = leased.blocks
         self.status: tuple[ReadStatus, ...] = leased.status
         self.miss_reason: str = leased.miss_reason
+        self.lossy: tuple[bool, ...] = tuple(map(bool, leased.lossy or bytes(len(leased.status))))
+        """One a key: whether the block is near what was put and not equal; `exact=True` makes such a block a miss."""
 
     @property
     def hits(self) -> int:

@@ -43,8 +43,8 @@ class Step:
 
 RAW = Step(Method.RAW)
 RESIDUAL = Step(Method.RESIDUAL, 1)
-RESIDUAL_SMALL = Step(Method.RESIDUAL, 3)
-"""Sections of P and B frames: quick, and in bins, which is 8 % smaller and half as fast."""
+RESIDUAL_SMALL = Step(Method.RESIDUAL, 6)
+"""Sections of P and B frames: quick, and in bins, which is 10 % smaller and a third as fast."""
 
 
 @dataclass(frozen=True, slots=True)

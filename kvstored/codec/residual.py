@@ -37,15 +37,11 @@ def encode(
     if FORMS[element].width_bytes == 4:
         planes.encode(writer, zigzag.folded(difference))
         return
-    in_bins = _binned(exponents_of(reference, element), bins)
+    in_bins = _binned(reference, element, bins)
     if FORMS[element].width_bytes == 1:
         _add_binned(writer, difference.astype(np.uint8), in_bins)
         return
-    difference += np.uint16(_BIAS)
-    symbols = difference.astype(np.uint8)
-    symbols[np.flatnonzero(difference > 255)] = _ESCAPE
-    difference -= np.uint16(_BIAS)
-    where = np.flatnonzero(symbols == _ESCAPE)
+    symbols, where = _symbols(difference)
     if len(where) * _ESCAPES_SHARE <= len(words):
         writer.add_number(_NARROW)
         writer.add_number(len(where))
@@ -58,6 +54,15 @@ def encode(
     _add_binned(writer, folded.astype(np.uint8), in_bins)
 
 
+def _symbols(difference: Words) -> tuple[Bytes, NDArray[np.intp]]:
+    """One byte for each, and where it is an escape."""
+    biased = difference + np.uint16(_BIAS)
+    symbols = biased.astype(np.uint8)
+    where = np.flatnonzero(biased >= _ESCAPE)
+    symbols[where] = _ESCAPE
+    return symbols, where
+
+
 def decode(
     reader: Reader, target: Words, references: Sequence[Words], element: Element, bins: int
 ) -> None:
@@ -67,7 +72,7 @@ def decode(
         planes.decode(reader, folded)
         np.add(zigzag.unfolded(folded), reference, out=target)
         return
-    in_bins = _binned(exponents_of(reference, element), bins)
+    in_bins = _binned(reference, element, bins)
     if FORMS[element].width_bytes == 1:
         np.add(_take_binned(reader, in_bins, len(target)), reference, out=target)
         return
@@ -97,10 +102,11 @@ def _predicted(references: Sequence[Words]) -> Words:
     return mean
 
 
-def _binned(exponents: Bytes, bins: int) -> Bins:
+def _binned(reference: Words, element: Element, bins: int) -> Bins:
     """Which values are in which bin, of about equal counts. A function of the reference alone: both sides make the same."""
-    if bins < 2 or not len(exponents):
+    if bins < 2 or not len(reference):
         return []
+    exponents = exponents_of(reference, element)
     sample = np.sort(exponents[:: max(1, len(exponents) // _SAMPLE)])
     cuts = np.unique(sample[[len(sample) * i // bins for i in range(1, bins)]])
     below = [exponents < cut for cut in cuts]

@@ -24,6 +24,7 @@ from kvstored.core.calls import (
 )
 from kvstored.core.columnar import AnyEffect
 from kvstored.core.columns import CLEAN, DOOMED, FILLING, FIRST, READY, SINK, SUSPECT, WAITING
+from kvstored.core.frame_classes import warmed_bases
 from kvstored.core.hints import Hint
 from kvstored.core.history import Doomed, Forgotten, History
 from kvstored.core.lifetimes import Lifetimes, due_s
@@ -289,6 +290,8 @@ class Books(Tables):
             self._forgive(at)
             self.asked.hit(blocks)
         self.policy.touch(at, event, now_s)
+        if len(bases := warmed_bases(self, at)):
+            self.policy.touch(bases, event, now_s)
         self._wait_again(at[::-1])  # parents before children
 
     def hint(self, path: Rows, hint: Hint, now_s: float) -> None:

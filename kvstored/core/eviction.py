@@ -194,11 +194,15 @@ class Evictor:
         return None
 
     def _victim_of_frames(self, budget: Budget) -> int | None:
-        """A copy that others refer to. It frees nothing, but one that hangs below what refers to it would keep that for ever."""
+        """The coldest copy that others refer to. It frees nothing, but one that hangs below what refers to it would keep that for ever."""
         books = self._books
-        mine = [copy for copy in books.space.frames.referred_to if books.is_idle(copy)]
-        parts = (int(books.copies.part[copy]) for copy in mine)
-        return next((c for c, p in zip(mine, parts, strict=True) if budget_of(p) is budget), None)
+        copies = books.copies
+        mine = [
+            copy
+            for copy in books.space.frames.referred_to
+            if books.is_idle(copy) and budget_of(int(copies.part[copy])) is budget
+        ]
+        return min(mine, key=lambda copy: (copies.rank.item(copy), copy), default=None)
 
     def _holds_any(self, path: Rows, tier: TierId, budget: Budget) -> bool:
         """Whether a path has copies there that nothing but a hold may keep."""

@@ -3,14 +3,14 @@
 Which blocks may refer to which is told by content keys: the same tokens at the same position behind another prefix. The first one that
 is written stands alone (an I frame); later ones refer to it, never to one that refers itself. A reference is to an extent, not to a
 copy: an I frame that is forgotten leaves its extent, as long as anything refers to it, and the extent counts as used. Its key is worth
-more than that of another copy, since evicting it frees nothing: it leaves only where nothing else can.
+more than that of another copy, since evicting it frees nothing: it leaves only where nothing else can, and is as warm as what refers to it (`frame_classes`).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvstored.core.types import NamespaceSpec, Place
+from kvstored.core.types import Heat, NamespaceSpec, Place
 
 SMALLEST_BYTES = 64 << 10
 """Of a piece that is coded: a frame costs a quarter of a millisecond beside its bytes, and smaller pieces move by the thousand as runs."""
@@ -51,6 +51,7 @@ class Frames:
         self._coming: dict[Content, int] = {}
         self._contents: dict[int, Content] = {}
         self._loose: list[int] = []
+        self._warmth: dict[int, Heat] = {}
 
     def __len__(self) -> int:
         """Pieces that refer to another one."""
@@ -138,6 +139,19 @@ class Frames:
         """Copies of which something is referred to."""
         return list(self._owned)
 
+    def owner_of_base(self, head: Head) -> int:
+        """The copy that what lies there refers to; NOBODY where it refers to nothing, or to what is no part of a copy any more."""
+        base = self._base_of.get(head)
+        return NOBODY if base is None else self._bases[base].owner
+
+    def warm(self, copy: int, heat: Heat) -> None:
+        """Something of this class refers to the copy."""
+        self._warmth[copy] = min(heat, self._warmth.get(copy, heat))
+
+    def warmth(self, copy: int, otherwise: Heat) -> Heat:
+        """The warmest class of what refers to it, as long as anything does."""
+        return self._warmth.get(copy, otherwise)
+
     def loosened(self) -> list[int]:
         """Copies that nothing refers to since the last call: they may be evicted like others."""
         loose, self._loose = self._loose, []
@@ -185,6 +199,7 @@ class Frames:
         orphans = (_units(base.place) for base in kept if base.owner == NOBODY)
         assert self.orphaned_units == sum(orphans)
         assert not self._base_of.keys() & self._bases.keys(), "a reference of a reference"
+        assert self._warmth.keys() <= self._owned.keys()
         assert self._anchors == {content: copy for copy, content in self._contents.items()}
 
     def _count(self, owner: int, more: int) -> None:
@@ -193,6 +208,7 @@ class Frames:
         self._owned[owner] += more
         if not self._owned[owner]:
             del self._owned[owner]
+            self._warmth.pop(owner, None)
 
 
 def _head(place: Place) -> Head:

@@ -15,6 +15,7 @@ from kvstored.core.calls import (
     StoredPiece,
 )
 from kvstored.core.columns import READY
+from kvstored.core.frame_classes import warm_base
 from kvstored.core.frames import NOBODY, Content, is_coded
 from kvstored.core.space import units_in
 from kvstored.core.types import NamespaceId, Part, Place, TierId
@@ -63,6 +64,8 @@ def keep_references(books: Books, task: CopyTask, stored: Sequence[StoredPiece])
     is_there = books.copies.block[copy] >= 0
     content = task.content, int(task.part)
     books.space.frames.settle(content, copy, is_alone=is_alone and bool(is_there))
+    if is_there and not is_alone:
+        warm_base(books, copy)
 
 
 def note_lossy(books: Books, task: CopyTask, stored: Sequence[StoredPiece]) -> None:

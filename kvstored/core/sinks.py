@@ -8,6 +8,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from kvstored.core.columns import SINK
+from kvstored.core.frame_classes import refers
 from kvstored.core.rows import Tables
 from kvstored.core.types import Heat, Part, TierId
 
@@ -32,6 +33,8 @@ class Sinks:
         """A copy that just became ready is exempt if it is a sink and there is room in the share, or colder ones make it."""
         tables = self._tables
         if int(tables.copies.part[copy]) == Part.CHECKPOINT or tables.heat(block) is not Heat.SINK:
+            return
+        if refers(tables, copy):
             return
         book, units = tables.space.books[tier], int(tables.copies.units[copy])
         over = book.sinks + units - int(book.granted * book.limits.sink_share)

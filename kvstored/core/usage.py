@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kvstored.core.books import Books
 from kvstored.core.calls import Fingerprint
 from kvstored.core.columns import READY, SUSPECT, UNVERIFIED
+from kvstored.core.frame_classes import heat_of
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.types import Budget, Heat, KeyBatch, NamespaceId, Place, Rows, TierId
 
@@ -113,12 +114,12 @@ def copy_at(
 
 
 def _used(books: Books, block: int) -> Iterator[Used]:
-    fingerprint, heat = books.fingerprint(block), books.heat(block)
+    fingerprint = books.fingerprint(block)
     hits, last_s = int(books.blocks.hits[block]), float(books.blocks.last_s[block])
     for copy in books.copies_of(block):
         if books.copies.state[copy] != READY:
             continue
-        tier = TierId(int(books.copies.tier[copy]))
+        tier, heat = TierId(int(books.copies.tier[copy])), heat_of(books, copy)
         for piece in books.pieces_of(copy):
             group, shard = int(books.pieces.group[piece]), int(books.pieces.shard[piece])
             yield Used(tier, fingerprint, group, shard, books.place(piece), hits, last_s, heat)

@@ -76,6 +76,8 @@ class WriteBack:
         has_disk = TierId.NVME in books.space.books and TierId.NVME not in books.recovering
         if not has_disk or not books.limits.writes_back:
             return []
+        if not books.space.books[TierId.NVME].granted:
+            return []  # its first slab is being made: what was refused now would wait for a hit
         if not everything:
             bytes_max = min(bytes_max, self._admission.budget.left(now_s))
         self._arrange(now_s)

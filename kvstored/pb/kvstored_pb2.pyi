@@ -153,7 +153,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., resume_ttl_ms: _Optional[int] = ..., protocol: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate", "projection")
+    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate", "projection", "frames")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class OpenSessionResponse(_message.Message):
     BULK_ID_FIELD_NUMBER: _ClassVar[int]
     BULK_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     epoch: int
     resumed: bool
@@ -186,7 +187,20 @@ class OpenSessionResponse(_message.Message):
     bulk_id: bytes
     bulk_certificate: bytes
     projection: bool
-    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ..., projection: _Optional[bool] = ...) -> None: ...
+    frames: Frames
+    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ..., projection: _Optional[bool] = ..., frames: _Optional[_Union[Frames, _Mapping]] = ...) -> None: ...
+
+class Frames(_message.Message):
+    __slots__ = ("version", "always", "link_bytes_per_s", "decoders")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ALWAYS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    always: bool
+    link_bytes_per_s: int
+    decoders: int
+    def __init__(self, version: _Optional[int] = ..., always: _Optional[bool] = ..., link_bytes_per_s: _Optional[int] = ..., decoders: _Optional[int] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("session",)
@@ -583,7 +597,7 @@ class ReplaceIfRequest(_message.Message):
     def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., generations: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact", "layers")
+    __slots__ = ("session", "namespace", "shard", "keys", "groups", "lease_ttl_ms", "no_wait", "deadline_ms", "release", "tier", "exact", "layers", "frames", "decoders", "link_bytes_per_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -596,6 +610,9 @@ class AcquireRequest(_message.Message):
     TIER_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DECODERS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: bytes
     shard: int
@@ -608,10 +625,13 @@ class AcquireRequest(_message.Message):
     tier: str
     exact: bool
     layers: int
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ..., layers: _Optional[int] = ...) -> None: ...
+    frames: int
+    decoders: int
+    link_bytes_per_s: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., shard: _Optional[int] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., groups: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., no_wait: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., release: _Optional[bytes] = ..., tier: _Optional[str] = ..., exact: _Optional[bool] = ..., layers: _Optional[int] = ..., frames: _Optional[int] = ..., decoders: _Optional[int] = ..., link_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "arriving", "lossy")
+    __slots__ = ("lease", "status", "extent_counts", "extents", "sizes", "checksums", "generations", "must_verify", "miss_reason", "tiers", "released_lost", "arriving", "lossy", "frames")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXTENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -625,6 +645,7 @@ class AcquireResponse(_message.Message):
     RELEASED_LOST_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     lease: int
     status: bytes
     extent_counts: bytes
@@ -638,7 +659,8 @@ class AcquireResponse(_message.Message):
     released_lost: bytes
     arriving: bool
     lossy: bytes
-    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., arriving: _Optional[bool] = ..., lossy: _Optional[bytes] = ...) -> None: ...
+    frames: int
+    def __init__(self, lease: _Optional[int] = ..., status: _Optional[bytes] = ..., extent_counts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., must_verify: _Optional[bytes] = ..., miss_reason: _Optional[str] = ..., tiers: _Optional[bytes] = ..., released_lost: _Optional[bytes] = ..., arriving: _Optional[bool] = ..., lossy: _Optional[bytes] = ..., frames: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("session", "leases", "lease_ttl_ms")
@@ -671,14 +693,16 @@ class ReleaseResponse(_message.Message):
     def __init__(self, lost: _Optional[bytes] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("reserve", "data", "checksums")
+    __slots__ = ("reserve", "data", "checksums", "frames")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     reserve: ReserveRequest
     data: bytes
     checksums: bytes
-    def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., data: _Optional[bytes] = ..., checksums: _Optional[bytes] = ...) -> None: ...
+    frames: int
+    def __init__(self, reserve: _Optional[_Union[ReserveRequest, _Mapping]] = ..., data: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., frames: _Optional[int] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("status",)
@@ -1077,20 +1101,50 @@ class ReportResidentResponse(_message.Message):
     def __init__(self, wanted: _Optional[int] = ...) -> None: ...
 
 class ReportBulkRequest(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections")
+    __slots__ = ("received_bytes", "sent_bytes", "opened", "refused", "failures", "connections", "received_frames", "sent_frames")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    SENT_FRAMES_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
     opened: int
     refused: int
     failures: int
     connections: int
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., opened: _Optional[int] = ..., refused: _Optional[int] = ..., failures: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+    received_frames: FrameBytes
+    sent_frames: FrameBytes
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., opened: _Optional[int] = ..., refused: _Optional[int] = ..., failures: _Optional[int] = ..., connections: _Optional[int] = ..., received_frames: _Optional[_Union[FrameBytes, _Mapping]] = ..., sent_frames: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
+
+class AcquireStoredRequest(_message.Message):
+    __slots__ = ("acquire",)
+    ACQUIRE_FIELD_NUMBER: _ClassVar[int]
+    acquire: AcquireRequest
+    def __init__(self, acquire: _Optional[_Union[AcquireRequest, _Mapping]] = ...) -> None: ...
+
+class AcquireStoredResponse(_message.Message):
+    __slots__ = ("found", "plain_sizes", "stored_checksums", "folder")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_SIZES_FIELD_NUMBER: _ClassVar[int]
+    STORED_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    found: AcquireResponse
+    plain_sizes: bytes
+    stored_checksums: bytes
+    folder: str
+    def __init__(self, found: _Optional[_Union[AcquireResponse, _Mapping]] = ..., plain_sizes: _Optional[bytes] = ..., stored_checksums: _Optional[bytes] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class FrameBytes(_message.Message):
+    __slots__ = ("plain_bytes", "wire_bytes")
+    PLAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    plain_bytes: int
+    wire_bytes: int
+    def __init__(self, plain_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportBulkResponse(_message.Message):
     __slots__ = ()

@@ -45,7 +45,8 @@ class Tiers:
     """What bytes lie in, and whose threads move them. `disk` is None where NVMe is off, `hbm` where no GPU is configured.
 
     What the NVMe tier has beside `Tier`: `flush_disk_counters` keeps heat, hits and last use, `relink_disk` parents that became known late, `disk_index_share`
-    tells how full the index is, `unpack_disk` reads what crosses to a GPU packed; `coding` chooses its frames and wants to know the namespaces.
+    tells how full the index is, `unpack_disk` reads what crosses to a GPU packed; `coding` chooses its frames and wants to know the namespaces;
+    `described` gives records of pieces, None of what is not there, whose slab files are in `slabs`.
     """
 
     arena: Arena
@@ -58,6 +59,8 @@ class Tiers:
     unpack_disk: Callable[[Sequence[tuple[PieceRef, Place, int]]], list[Crossed | KvstoredError]]
     coding: Coding
     projection: Projection
+    described: Callable[[Sequence[tuple[PieceRef, Place]]], list[Record | None]]
+    slabs: str = ""
     hbm: Hbm | None = None
     hbm_lane: Lane | None = None
 

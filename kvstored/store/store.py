@@ -34,6 +34,7 @@ from kvstored.store.rounds import Rounds
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell
 from kvstored.store.speeds import Speeds
+from kvstored.store.stored_reads import StoredGrant, StoredReads
 from kvstored.store.survey import Survey
 from kvstored.tiers.layered import layers_in
 
@@ -72,6 +73,7 @@ class Store:
         self.bandwidth = Bandwidth(limits.hbm_bytes_per_s)
         self.mover = Mover(shell, self.flights, self.speeds, bandwidth=self.bandwidth)
         self.reads = Reads(shell, self.mover, self.flights)
+        self.stored_reads = StoredReads(shell, self.reads)
         self.puts = Puts(shell)
         self.jobs = Jobs(shell, self.mover)
         self.accesses = Accesses(shell)
@@ -136,6 +138,13 @@ class Store:
         """See `Arrivals.wait`."""
         arrivals = self.reads.arrivals
         return await arrivals.wait(session.core, lease, layers, wait_s, on_its_way=on_its_way)
+
+    async def acquire_stored(self, call: Acquire, layout: Layout) -> StoredGrant | None:
+        """Those of the keys that may travel as they lie on NVMe, leased there; None where there is none."""
+        found = await self.stored_reads.acquire(call)
+        if found is not None:
+            self._count_read(found.grant, found.call, layout)
+        return found
 
     def release(self, session: Session, leases: Sequence[int]) -> list[bool]:
         return self.reads.release(session.core, leases)

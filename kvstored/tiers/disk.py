@@ -21,7 +21,7 @@ from kvstored.codec.levels import Levels
 from kvstored.codec.planner import DELTA_MIN_CONTEXT_TOKENS, Goal
 from kvstored.codec.unpacked import Unpacked
 from kvstored.core.types import UNIT_BYTES, Place
-from kvstored.errors import Corrupt, KvstoredError, NotFound, Unavailable
+from kvstored.errors import Corrupt, KvstoredError, NoSpace, NotFound, Unavailable
 from kvstored.tiers import record as layout
 from kvstored.tiers import slabs
 from kvstored.tiers import views as memory
@@ -69,6 +69,8 @@ class Options:
     lossy: Levels = field(default_factory=dict)
     direct: bool = True
     pause_s: float = PAUSE_S
+    spare_bytes: Callable[[], int] | None = None
+    """What memory has left, where the slabs take memory themselves."""
 
 
 def map_bytes_for(capacity_bytes: int) -> int:
@@ -141,7 +143,17 @@ class Disk:
     def grow(self) -> tuple[int, int]:
         """One more slab file, its space allocated; (segment, units). Raises NoSpace or Unavailable."""
         with self._grow_lock:
+            self._check_spare()
             return self._slabs.grow()
+
+    def _check_spare(self) -> None:
+        """A page that a memory limit does not allow is no error but the end of the process: half of what is left stays."""
+        spare = self._options.spare_bytes() if self._options.spare_bytes is not None else None
+        slab_bytes = self._options.slab_bytes
+        if spare is not None and spare < 2 * slab_bytes:
+            raise NoSpace(
+                f"no memory for a slab in memory: bytes={slab_bytes} available={spare}; lower disk.capacity"
+            )
 
     def write(self, items: Sequence[tuple[Record, Views]]) -> list[Record | KvstoredError]:
         with self._write_lock:
@@ -186,6 +198,16 @@ class Disk:
         return [
             Crossed(each, unpacked[i]) if isinstance(each, Record) else each
             for i, each in enumerate(outcomes)
+        ]
+
+    def described(self, items: Sequence[tuple[PieceRef, Place]]) -> list[Record | None]:
+        """The record of each piece, None where another one or none lies there, or it is damaged."""
+        found = self._env.get([ref for ref, _ in items])
+        return [
+            record
+            if isinstance(record, Record) and record.place == place and self._is_held(place)
+            else None
+            for record, (_, place) in zip(found, items, strict=True)
         ]
 
     def write_run(self, run: PieceRun, records: Records) -> Carried:

@@ -1,17 +1,19 @@
 """What the store answered -> messages. Only translation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvstored.core.asides import SetAside
-from kvstored.core.calls import FillStatus, Granted, ReadStatus, Reason
+from kvstored.core.calls import FillStatus, Granted, ReadBlock, ReadStatus, Reason
 from kvstored.core.columnar import Grant, ReadMany, Reserved
-from kvstored.core.types import Advice, Layout, Match, Place
+from kvstored.core.types import Advice, Layout, Match, Place, TierId
 from kvstored.core.views import TreeNode, Verdict
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.store.events import Event
 from kvstored.store.jobs import Job
+from kvstored.store.stored_reads import StoredGrant
 from kvstored.wire.packing import pack_pieces, pack_runs, pack_u8, pack_u64
 
 NO_TIER = 255
@@ -128,6 +130,32 @@ def acquire_message(grant: Grant, groups: int) -> pb.AcquireResponse:
                 for block in grant.blocks
             ]
         ),
+    )
+
+
+def stored_message(
+    found: StoredGrant, keys: int, groups: int, folder: str
+) -> pb.AcquireStoredResponse:
+    """Of all keys: those that were not found so are misses."""
+    nothing = (None,) * groups
+    absent = ReadBlock(ReadStatus.MISS, TierId.NVME, 0, nothing, False, False, Reason.UNKNOWN)
+    blocks = [absent] * keys
+    for number, block in zip(found.numbers, found.grant.blocks, strict=True):
+        frames = [
+            None if p is None else p._replace(length=found.records[p.place].stored_length)
+            for p in block.pieces
+        ]
+        blocks[number] = replace(block, pieces=tuple(frames))
+    records = [
+        None if piece is None else found.records[piece.place]
+        for block in blocks
+        for piece in block.pieces
+    ]
+    return pb.AcquireStoredResponse(
+        found=acquire_message(Grant(found.grant.lease, blocks), groups),
+        plain_sizes=pack_u64([0 if record is None else record.length for record in records]),
+        stored_checksums=pack_u64([0 if r is None else r.stored_checksum for r in records]),
+        folder=folder,
     )
 
 

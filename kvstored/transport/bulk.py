@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvstored import logs
 from kvstored.client.bulk_socket import BulkSocket
+from kvstored.client.framing import Framing
 from kvstored.client.segments import Segments
 from kvstored.clock import Clock
 from kvstored.errors import Busy, ConfigError, KvstoredError
@@ -81,9 +82,11 @@ class BulkServer:
         segments: Segments,
         certificate: Certificate | None,
         clock: Clock,
+        framing: Framing | None = None,
         connections_max: int = _CONNECTIONS_MAX,
     ) -> None:
-        """Binds: raises ConfigError where the address or the certificate cannot be used."""
+        """Binds: raises ConfigError where the address or the certificate cannot be used. `framing`: bytes may travel as frames."""
+        self._framing = framing
         self._daemon = daemon
         self._segments = segments
         self._clock = clock
@@ -171,7 +174,9 @@ class BulkServer:
             if self._tls is not None:
                 live.connected = self._tls.wrap_socket(live.connected, server_side=True)
             live.peer = BulkSocket(live.connected, self._clock)
-            live.calls = BulkCalls(live.peer, self._daemon, self._segments, self._clock)
+            live.calls = BulkCalls(
+                live.peer, self._daemon, self._segments, self._clock, self._framing
+            )
             live.calls.greet(GREETING + self.address.id)
             with self._lock:
                 live.is_known = True

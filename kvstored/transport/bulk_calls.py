@@ -3,6 +3,7 @@
 Runs on a thread of its own. Whatever ends it, no fill and no lease stays behind.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,8 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstored.client.bulk_socket import BulkSocket, Runs
 from kvstored.client.connection import Connection
+from kvstored.client.framed_socket import receive_framed, send_framed
+from kvstored.client.framing import NO_GROUP, Framing, Piece, Ready
 from kvstored.client.rows import mapped_segments, shared_runs
 from kvstored.client.segments import Bytes, Segments
 from kvstored.clock import Clock
@@ -24,8 +27,11 @@ from kvstored.errors import (
     Unavailable,
 )
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.stored import Stored, acquired, left_of, merged, others
 from kvstored.wire.bulk import (
     DATA,
+    FRAMED,
+    FRAMES_VERSION,
     HANDSHAKE_S,
     HELLO_BYTES_MAX,
     IDLE_S,
@@ -34,6 +40,7 @@ from kvstored.wire.bulk import (
 )
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX, frame
 from kvstored.wire.methods import BY_NAME
+from kvstored.wire.namespaces import spec_of
 from kvstored.wire.packing import (
     U64S,
     PackedPieces,
@@ -75,7 +82,9 @@ class BulkCalls:
         daemon: Path,
         segments: Segments,
         clock: Clock,
+        framing: Framing | None,
     ) -> None:
+        self._framing = framing
         self._peer = peer
         self._path = str(daemon)
         self._daemon = Connection(self._path, HANDSHAKE_S)
@@ -129,8 +138,8 @@ class BulkCalls:
                 self._get(call, _parsed(pb.AcquireRequest, payload), timeout_s)
             elif method == _RESERVE:
                 self._reserve(call, _parsed(pb.ReserveRequest, payload), timeout_s)
-            elif method == DATA:
-                self._data(call)
+            elif method in (DATA, FRAMED):
+                self._data(method, call)
             else:
                 self._is_over = True
                 raise InvalidArgument(f"no call of the bulk channel method={method}")
@@ -173,19 +182,19 @@ class BulkCalls:
         ends_s = self._clock.elapsed_s() + timeout_s
         return _Put(keys, groups, answer.status, fills, places, columns, ends_s)
 
-    def _data(self, call: int) -> None:
+    def _data(self, method: int, call: int) -> None:
         """Bytes straight to their places; committed once they are what the peer says that they are."""
         put = self._puts.get(call)
-        if put is None:
+        if put is None or (method == FRAMED and self._framing is None):
             self._is_over = True
-            raise InvalidArgument(f"bytes of a put that is not open call={call}")
-        found = np.array(self._peer.receive_summed(put.places, put.ends_s), dtype=np.uint64)
+            raise InvalidArgument(f"bytes of a put that is not open, or frames call={call}")
+        found, is_damaged = self._received(method, put)
         told = bytearray(8 * len(found))
         self._peer.receive_into(memoryview(told), put.ends_s)
         del self._puts[call]
         granted = np.flatnonzero(put.fills)
         try:
-            if np.any(unpack_u64(bytes(told), "checksums") != found):
+            if is_damaged or np.any(unpack_u64(bytes(told), "checksums") != found):
                 raise Corrupt("bytes of a put do not match their checksums: nothing was stored")
             checksums = np.zeros(put.keys * put.groups, dtype=np.uint64)
             checksums[put.columns] = found
@@ -200,7 +209,17 @@ class BulkCalls:
             raise
         status = unpack_u8(put.status, "status", put.keys).copy()
         status[granted] = unpack_u8(committed.status, "status", len(granted))
-        self._tell(DATA, call, pb.PutResponse(status=status.tobytes()))
+        self._tell(method, call, pb.PutResponse(status=status.tobytes()))
+
+    def _received(self, method: int, put: _Put) -> tuple[U64S, bool]:
+        """The checksum of each piece as it lies in its place, and whether a frame was damaged."""
+        if method == DATA or self._framing is None:
+            sums = self._peer.receive_summed(put.places, put.ends_s)
+            return np.array(sums, dtype=np.uint64), False
+        self._is_over = True  # unless all of it is understood
+        found = receive_framed(self._peer, self._framing, put.places, put.ends_s)
+        self._is_over = False
+        return np.array([each or 0 for each in found], dtype=np.uint64), None in found
 
     def _abort(self, fills: U64S) -> None:
         request = pb.AbortRequest(session=self._session, fills=pack_u64(fills[fills != 0]))
@@ -209,29 +228,98 @@ class BulkCalls:
     # ---- get
 
     def _get(self, call: int, request: pb.AcquireRequest, timeout_s: float) -> None:
-        """The head, then the bytes of all hits; the receiver verifies. The lease lasts as long as the call may, and ends with it."""
+        """The head, then the bytes of all hits; the receiver verifies. The leases last as long as the call may, and end with it."""
         keys = check_keys(len(request.keys.packed), request.keys.key_bytes)
         check_is_streamed(request.tier)
         request.session = self._session
         request.lease_ttl_ms = int((timeout_s + STALL_S) * 1000)
         ends_s = self._clock.elapsed_s() + timeout_s
-        answer = self._daemon.call("Acquire", request, pb.AcquireResponse, timeout_s)
+        stored = self._stored(request, keys, timeout_s)
+        leases = [stored.found.lease] if stored is not None else []
         try:
-            groups = len(answer.extent_counts) // max(keys, 1)
-            pieces, segments = self._pieces(answer, keys, groups)
-            hits = unpack_u8(answer.status, "status", keys) == ReadStatus.HIT
-            wanted = np.flatnonzero(np.repeat(hits, groups)).tolist()
-            places = [shared_runs(pieces, i, segments) for i in wanted]
-            head = pb.AcquireResponse()
-            head.CopyFrom(answer)
-            for name in ("lease", "extent_counts", "extents"):
-                head.ClearField(name)
-            self._tell(_ACQUIRE, call, head)
-            self._peer.send_pieces(places, ends_s)
+            asked = request if stored is None else others(request, stored.hits, keys)
+            answer = pb.AcquireResponse()
+            if stored is None or len(stored.hits) < keys:
+                answer = self._daemon.call("Acquire", asked, pb.AcquireResponse, timeout_s)
+            leases.append(answer.lease)
+            self._answered(call, request, stored, answer, ends_s)
         finally:
-            if answer.lease:
-                ended = pb.ReleaseRequest(session=self._session, leases=pack_u64([answer.lease]))
+            if any(leases):
+                held = pack_u64([lease for lease in leases if lease])
+                ended = pb.ReleaseRequest(session=self._session, leases=held)
                 self._give_back("Release", ended, pb.ReleaseResponse)
+        if stored is not None and stored.bad:
+            self._let_daemon_look(request, stored.bad_keys(keys), keys)
+
+    def _stored(self, request: pb.AcquireRequest, keys: int, timeout_s: float) -> Stored | None:
+        """Blocks that go as they lie on NVMe."""
+        if not keys or not self._may_frame(request):
+            return None
+        return acquired(self._daemon, request, keys, timeout_s)
+
+    def _answered(
+        self,
+        call: int,
+        request: pb.AcquireRequest,
+        stored: Stored | None,
+        answer: pb.AcquireResponse,
+        ends_s: float,
+    ) -> None:
+        """`answer`: of the keys that are not `stored`."""
+        keys = len(request.keys.packed) // request.keys.key_bytes
+        left = list(range(keys)) if stored is None else left_of(stored.hits, keys)
+        groups = len(answer.extent_counts) // max(len(left), 1)
+        pieces, segments = self._pieces(answer, len(left), groups)
+        hits = unpack_u8(answer.status, "status", len(left)) == ReadStatus.HIT
+        wanted = np.flatnonzero(np.repeat(hits, groups) & (np.diff(pieces.first) > 0)).tolist()
+        places = {
+            left[i // groups] * groups + i % groups: shared_runs(pieces, i, segments)
+            for i in wanted
+        }
+        head = headed(answer) if stored is None else merged(stored, answer, keys)
+        framed = self._framed(request, places, {} if stored is None else stored.frames)
+        head.frames = FRAMES_VERSION if framed else 0
+        self._tell(_ACQUIRE, call, head)
+        if self._framing is not None and framed:
+            send_framed(self._peer, self._framing, request.namespace, framed, ends_s)
+        else:
+            self._peer.send_pieces(list(places.values()), ends_s)
+
+    def _may_frame(self, request: pb.AcquireRequest) -> bool:
+        framing, speed = self._framing, float(request.link_bytes_per_s)
+        return framing is not None and request.frames > 0 and framing.may_pay(speed)
+
+    def _framed(
+        self, request: pb.AcquireRequest, places: Mapping[int, Runs], frames: Mapping[int, Ready]
+    ) -> list[Piece]:
+        """All pieces in their order, where any goes as a frame; else none."""
+        framing, digest = self._framing, request.namespace
+        if framing is None or not self._may_frame(request):
+            return []
+        if not framing.knows(digest):
+            everything, response = pb.ListNamespacesRequest(), pb.ListNamespacesResponse
+            listed = self._daemon.call("ListNamespaces", everything, response, _DAEMON_S)
+            learn_namespaces(framing, listed)
+        known = framing.with_groups(digest, request.groups, places.items())
+        pays = framing.pays(
+            digest,
+            known,
+            link_bytes_per_s=float(request.link_bytes_per_s),
+            decoders=max(1, request.decoders),
+        )
+        if not pays and not frames:
+            return []
+        plain = known if pays else [(NO_GROUP, runs) for runs in places.values()]
+        pieces: dict[int, Piece] = {**dict(zip(places, plain, strict=True)), **frames}
+        return [pieces[i] for i in sorted(pieces)]
+
+    def _let_daemon_look(self, request: pb.AcquireRequest, bad: list[int], keys: int) -> None:
+        """At blocks that were read wrongly from NVMe: it drops what is damaged."""
+        asked = others(request, left_of(bad, keys), keys)
+        answer = self._daemon.call("Acquire", asked, pb.AcquireResponse, _DAEMON_S)
+        if answer.lease:
+            ended = pb.ReleaseRequest(session=self._session, leases=pack_u64([answer.lease]))
+            self._give_back("Release", ended, pb.ReleaseResponse)
 
     # ---- inside
 
@@ -265,6 +353,21 @@ class BulkCalls:
     def _refuse(self, method: int, call: int, error: KvstoredError) -> None:
         payload = failure_of(error).SerializeToString()
         self._peer.send_frame(frame(method, status_of(error).number, call, payload))
+
+
+def headed(answer: pb.AcquireResponse) -> pb.AcquireResponse:
+    """What a peer is told: no places, and no lease."""
+    head = pb.AcquireResponse()
+    head.CopyFrom(answer)
+    for name in ("lease", "extent_counts", "extents"):
+        head.ClearField(name)
+    return head
+
+
+def learn_namespaces(framing: Framing, listed: pb.ListNamespacesResponse) -> None:
+    """What the blocks of the daemon's namespaces are made of."""
+    for each in listed.namespaces:
+        framing.learn(each.digest, spec_of(each.namespace, caller_tenant="default"))
 
 
 def _parsed(request: type[Request], payload: bytes) -> Request:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from kvstored import logs
+from kvstored.client.framing import Framing
 from kvstored.client.nearby import host_id
 from kvstored.client.segments import Segments
 from kvstored.clock import SystemClock
@@ -29,8 +31,10 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.bulk import BulkServer, Certificate
 from kvstored.transport.front_streams import Streams
 from kvstored.transport.upstream import Upstream
+from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
 from kvstored.wire.methods import (
+    ACQUIRE_STORED,
     GPU_POOL,
     KEEP_ALIVE,
     METHODS,
@@ -59,12 +63,36 @@ def run(config: Config) -> int:
     if config.listen.path:
         Path(config.listen.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     segments = Segments()
-    bulk = bulk_server(config, segments)
-    asyncio.run(_until_signal(config.socket, str(config.listen), segments, bulk))
+    frames = frames_of(config)
+    bulk = bulk_server(config, segments, frames.framing)
+    asyncio.run(_until_signal(config.socket, str(config.listen), segments, bulk, frames))
     return 0
 
 
-def bulk_server(config: Config, segments: Segments) -> BulkServer | None:
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What callers are told of frames on the wire, and who makes them."""
+
+    offer: pb.Frames
+    framing: Framing | None
+
+
+def frames_of(config: Config) -> Frames:
+    wire = config.wire
+    if wire.codec == "raw":
+        return NO_FRAMES
+    is_always = wire.codec == "lossless"
+    framing = Framing(always=is_always)
+    offer = pb.Frames(
+        version=FRAMES_VERSION,
+        always=is_always,
+        link_bytes_per_s=wire.link_bytes_per_s,
+        decoders=framing.threads,
+    )
+    return Frames(offer, framing)
+
+
+def bulk_server(config: Config, segments: Segments, framing: Framing | None) -> BulkServer | None:
     """None where the settings have it off."""
     if config.bulk_listen is None:
         return None
@@ -81,11 +109,19 @@ def bulk_server(config: Config, segments: Segments) -> BulkServer | None:
         segments=segments,
         certificate=certificate,
         clock=SystemClock(),
+        framing=framing,
     )
 
 
+NO_FRAMES = Frames(pb.Frames(), None)
+
+
 async def _until_signal(
-    socket_path: Path, listen: str, segments: Segments, bulk: BulkServer | None
+    socket_path: Path,
+    listen: str,
+    segments: Segments,
+    bulk: BulkServer | None,
+    frames: Frames,
 ) -> None:
     notifier = Notifier.from_environment()
     stop = asyncio.Event()
@@ -97,7 +133,15 @@ async def _until_signal(
         notifier.ready(f"serving at {bound}")
         log.info("ready", listen=bound)
 
-    await serve_front(socket_path, listen, stop=stop, ready=ready, segments=segments, bulk=bulk)
+    await serve_front(
+        socket_path,
+        listen,
+        stop=stop,
+        ready=ready,
+        segments=segments,
+        bulk=bulk,
+        frames=frames,
+    )
 
 
 async def serve_front(
@@ -109,6 +153,7 @@ async def serve_front(
     grace_s: float = 2.0,
     segments: Segments,
     bulk: BulkServer | None = None,
+    frames: Frames = NO_FRAMES,
 ) -> None:
     """Serves at `listen` (host:port, or unix:///path) until `stop` is set; calls `ready` with the bound address. Starts and ends `bulk` too.
 
@@ -126,8 +171,8 @@ async def serve_front(
         ],
         maximum_concurrent_rpcs=_RPCS_MAX,
     )
-    streams = Streams(upstream, segments)
-    server.add_generic_rpc_handlers((_handlers(upstream, streams, _near(upstream, bulk)),))
+    streams = Streams(upstream, segments, frames.framing)
+    server.add_generic_rpc_handlers((_handlers(upstream, streams, _near(upstream, bulk, frames)),))
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(
@@ -145,7 +190,9 @@ async def serve_front(
     ready(bound)
     try:
         async with asyncio.TaskGroup() as tasks:
-            probe = tasks.create_task(_probe(upstream, checks, bulk), name="front health probe")
+            probe = tasks.create_task(
+                _probe(upstream, checks, bulk, frames), name="front health probe"
+            )
             await stop.wait()
             probe.cancel()
     finally:
@@ -206,9 +253,11 @@ def _bound(server: Any, listen: str) -> str:  # a grpc.aio.Server: grpc ships no
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
-def _near(upstream: Upstream, bulk: BulkServer | None) -> pb.OpenSessionResponse:
+def _near(upstream: Upstream, bulk: BulkServer | None, frames: Frames) -> pb.OpenSessionResponse:
     """What callers are told of other ways to their bytes."""
-    near = pb.OpenSessionResponse(local_socket=str(upstream.path), host=host_id())
+    near = pb.OpenSessionResponse(
+        local_socket=str(upstream.path), host=host_id(), frames=frames.offer
+    )
     if bulk is not None:
         near.bulk_port, near.bulk_host = bulk.address.port, bulk.address.host
         near.bulk_id, near.bulk_certificate = bulk.address.id, bulk.address.certificate
@@ -221,7 +270,8 @@ def _handlers(
     unary: dict[str, Any] = {
         method.name: grpc.unary_unary_rpc_method_handler(_passing(upstream, method, near))
         for method in METHODS
-        if method not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, GPU_POOL, WAIT_LAYERS)
+        if method
+        not in (SEGMENT, PROJECTION, KEEP_ALIVE, REPORT_BULK, ACQUIRE_STORED, GPU_POOL, WAIT_LAYERS)
     }
     return grpc.method_handlers_generic_handler(
         SERVICE,
@@ -264,6 +314,19 @@ def _passing(upstream: Upstream, method: Method, near: pb.OpenSessionResponse) -
         return await upstream.call_raw(method, payload, _timeout_s(context))
 
     return _answering(passed)
+
+
+def tell_frames(framing: Framing | None, facts: pb.ReportBulkRequest) -> None:
+    """What travelled as frames since the last time."""
+    if framing is None:
+        return
+    received, sent = framing.take_moved()
+    facts.received_frames.CopyFrom(
+        pb.FrameBytes(plain_bytes=received.plain_bytes, wire_bytes=received.wire_bytes)
+    )
+    facts.sent_frames.CopyFrom(
+        pb.FrameBytes(plain_bytes=sent.plain_bytes, wire_bytes=sent.wire_bytes)
+    )
 
 
 def _answering(
@@ -310,16 +373,17 @@ def _timeout_s(context: Context) -> float:
     return DEADLINE_S_MAX if remaining is None else min(max(remaining, 0.01), DEADLINE_S_MAX)
 
 
-async def _probe(upstream: Upstream, checks: Any, bulk: BulkServer | None) -> None:
-    """The health service (`checks`) answers for the daemon, not for this process. The daemon hears what the bulk channel did."""
+async def _probe(upstream: Upstream, checks: Any, bulk: BulkServer | None, frames: Frames) -> None:
+    """The health service (`checks`) answers for the daemon, not for this process. The daemon hears what the bulk channel and frames did."""
     told = None
     while True:
         serving = health_pb2.HealthCheckResponse.SERVING
         try:
             async with upstream.link() as link:
                 await link.call("Stat", pb.StatRequest(), pb.StatResponse, 2.0)
-                if bulk is not None:
-                    await link.call("ReportBulk", bulk.report(), pb.ReportBulkResponse, 2.0)
+                facts = bulk.report() if bulk is not None else pb.ReportBulkRequest()
+                tell_frames(frames.framing, facts)
+                await link.call("ReportBulk", facts, pb.ReportBulkResponse, 2.0)
         except Unavailable:
             serving = health_pb2.HealthCheckResponse.NOT_SERVING
         except KvstoredError:

@@ -1,9 +1,9 @@
 """The streaming calls of the gRPC front: bytes between streams and the daemon's mapped segments."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +11,15 @@ import xxhash
 
 from kvstored.client.connection import Connection
 from kvstored.client.copying import Bytes
+from kvstored.client.framing import Framing, Runs, Unframing
 from kvstored.client.rows import mapped_segments, shared_runs
 from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
 from kvstored.errors import Corrupt, InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.bulk_calls import headed, learn_namespaces
 from kvstored.transport.upstream import Upstream, UpstreamLink
+from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX
 from kvstored.wire.packing import (
     U64S,
@@ -42,7 +45,8 @@ _POLL_MS = 10_000
 class Streams:
     """Put, Get, KeepAlive and WatchEvents. Copies and hashes on threads of its own, never on the loop."""
 
-    def __init__(self, upstream: Upstream, segments: Segments) -> None:
+    def __init__(self, upstream: Upstream, segments: Segments, framing: Framing | None) -> None:
+        self._framing = framing
         self._upstream = upstream
         self._segments = segments
         self._pool = ThreadPoolExecutor(_THREADS, "front-copy")
@@ -55,6 +59,10 @@ class Streams:
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("reserve") or not first.reserve.sizes:
             raise InvalidArgument("the first message of a put holds its reservation with all sizes")
+        if first.frames and (self._framing is None or first.frames != FRAMES_VERSION):
+            raise InvalidArgument(
+                f"no such frames here: version={first.frames}; send bytes as they are"
+            )
         keys = check_keys(len(first.reserve.keys.packed), first.reserve.keys.key_bytes)
         groups = _groups(len(first.reserve.sizes) // 8, keys)
         timeout_s = _timeout_s(context)
@@ -90,21 +98,79 @@ class Streams:
             try:
                 groups = _groups(len(answer.extent_counts), keys)
                 pieces, segments = await self._pieces(link, answer, keys, groups)
-                yield pb.GetResponse(head=_head(answer))
                 hits = unpack_u8(answer.status, "status", keys) == ReadStatus.HIT
                 checksums = unpack_u64(answer.checksums, "checksums", keys * groups)
-                for i in np.flatnonzero(np.repeat(hits, groups)).tolist():
+                has_place = np.diff(pieces.first) > 0
+                wanted = np.flatnonzero(np.repeat(hits, groups) & has_place).tolist()
+                head = headed(answer)
+                places = [(i, shared_runs(pieces, i, segments)) for i in wanted]
+                framed = await self._framed(link, acquire, places)
+                head.frames = FRAMES_VERSION if framed else 0
+                yield pb.GetResponse(head=head)
+                if self._framing is not None and framed:
+                    told = checksums[wanted].tolist()
+                    made = self._sent_framed(self._framing, acquire.namespace, framed, told)
+                    async with aclosing(made) as messages:
+                        async for message in messages:
+                            yield message
+                    return
+                for i in wanted:
                     hasher = xxhash.xxh3_64()
                     for run in shared_runs(pieces, i, segments):
                         for start in range(0, run.size, _DATA_BYTES):
                             part = run[start : start + _DATA_BYTES]
                             yield pb.GetResponse(data=await self._on_thread(_read, part, hasher))
-                    if pieces.first[i] < pieces.first[i + 1] and hasher.intdigest() != checksums[i]:
+                    if hasher.intdigest() != checksums[i]:
                         yield pb.GetResponse(failed=True)
                         return
             finally:
                 if answer.lease:
                     await asyncio.shield(self._release(acquire.session, answer.lease))
+
+    async def _framed(
+        self, link: UpstreamLink, request: pb.AcquireRequest, pieces: list[tuple[int, Runs]]
+    ) -> list[tuple[int, Runs]]:
+        """The pieces with their groups where they go as frames; else none."""
+        framing, speed = self._framing, float(request.link_bytes_per_s)
+        if framing is None or request.frames < FRAMES_VERSION or not framing.may_pay(speed):
+            return []
+        if not framing.knows(request.namespace):
+            listed = await link.call(
+                "ListNamespaces", pb.ListNamespacesRequest(), pb.ListNamespacesResponse, 5.0
+            )
+            learn_namespaces(framing, listed)
+        found = framing.with_groups(request.namespace, request.groups, pieces)
+        pays = await self._on_thread(
+            lambda: framing.pays(
+                request.namespace,
+                found,
+                link_bytes_per_s=speed,
+                decoders=max(1, request.decoders),
+            )
+        )
+        return found if pays else []
+
+    async def _sent_framed(
+        self,
+        framing: Framing,
+        digest: bytes,
+        pieces: list[tuple[int, Runs]],
+        checksums: list[int],
+    ) -> AsyncGenerator[pb.GetResponse, None]:
+        """As in `get`: `failed` where a piece is not what it was."""
+        encoding = framing.encoding(digest, pieces)
+        made = encoding.__enter__()
+        try:
+            for checksum in checksums:
+                each = await self._on_thread(next, made)
+                for view in (each.head, *each.views):
+                    for start in range(0, view.size, _DATA_BYTES):
+                        yield pb.GetResponse(data=view[start : start + _DATA_BYTES].tobytes())
+                if each.checksum != checksum:
+                    yield pb.GetResponse(failed=True)
+                    return
+        finally:
+            await self._on_thread(encoding.__exit__, None, None, None)
 
     async def keep_alive(
         self, requests: AsyncIterator[pb.KeepAliveRequest], context: Context
@@ -160,11 +226,18 @@ class Streams:
     ) -> U64S:
         """All data into place; the checksums, which are the caller's where it sent any."""
         told = first.checksums
+        unframing = None
+        if first.frames and self._framing is not None:
+            unframing = Unframing(sink.sizes, sink.take, self._framing.count_received)
+
+        def write(data: bytes) -> None:
+            (unframing.write if unframing else sink.take)(np.frombuffer(data, dtype=np.uint8))
+
         if first.data:
-            await self._on_thread(sink.write, first.data)
+            await self._on_thread(write, first.data)
         async for request in requests:
             if request.data:
-                await self._on_thread(sink.write, request.data)
+                await self._on_thread(write, request.data)
             told = request.checksums or told
         found = sink.finished()
         if told:
@@ -201,7 +274,7 @@ class _Sink:
 
     def __init__(self, pieces: Pieces, sizes: list[int], segments: dict[int, Bytes]) -> None:
         self._pieces = pieces
-        self._sizes = sizes
+        self.sizes = sizes
         self._segments = segments
         self._checksums = np.zeros(len(sizes), dtype=np.uint64)
         self._piece = -1
@@ -210,8 +283,7 @@ class _Sink:
         self._hasher = xxhash.xxh3_64()
         self.has_bytes = np.asarray(sizes, dtype=np.uint64) > 0
 
-    def write(self, data: bytes) -> None:
-        view = np.frombuffer(data, dtype=np.uint8)
+    def take(self, view: Bytes) -> None:
         while view.size:
             if self._left == 0:
                 self._next_piece()
@@ -221,17 +293,17 @@ class _Sink:
 
     def finished(self) -> U64S:
         """The checksum of each piece; raises InvalidArgument where bytes are missing."""
-        if self._left or any(self._sizes[self._piece + 1 :]):
+        if self._left or any(self.sizes[self._piece + 1 :]):
             raise InvalidArgument("a put ended before all its bytes came")
         return self._checksums
 
     def _next_piece(self) -> None:
         self._piece += 1
-        while self._piece < len(self._sizes) and self._sizes[self._piece] == 0:
+        while self._piece < len(self.sizes) and self.sizes[self._piece] == 0:
             self._piece += 1
-        if self._piece == len(self._sizes):
+        if self._piece == len(self.sizes):
             raise InvalidArgument("a put has more bytes than its sizes say")
-        self._left = self._sizes[self._piece]
+        self._left = self.sizes[self._piece]
         self._hasher = xxhash.xxh3_64()
         self._runs = list(shared_runs(self._pieces, self._piece, self._segments))
         if self._runs and sum(run.size for run in self._runs) != self._left:
@@ -256,14 +328,6 @@ def _read(part: Bytes, hasher: "xxhash.xxh3_64") -> bytes:
     data = part.tobytes()
     hasher.update(data)
     return data
-
-
-def _head(answer: pb.AcquireResponse) -> pb.AcquireResponse:
-    head = pb.AcquireResponse()
-    head.CopyFrom(answer)
-    for name in ("lease", "extent_counts", "extents"):
-        head.ClearField(name)
-    return head
 
 
 def _groups(count: int, keys: int) -> int:

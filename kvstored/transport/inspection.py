@@ -88,6 +88,12 @@ class Inspection:
         shell.counts["bulk_connections", "opened"] += request.opened
         shell.counts["bulk_connections", "refused"] += request.refused
         shell.counts["bulk_failures", ""] += request.failures
+        for direction, frames in (
+            ("received", request.received_frames),
+            ("sent", request.sent_frames),
+        ):
+            shell.counts["wire_frame_bytes", f"{direction}:plain"] += frames.plain_bytes
+            shell.counts["wire_frame_bytes", f"{direction}:wire"] += frames.wire_bytes
         shell.metrics.bulk_connections.set(request.connections)
         return pb.ReportBulkResponse()
 

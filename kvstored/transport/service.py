@@ -39,6 +39,7 @@ from kvstored.transport.descriptors import Descriptors
 from kvstored.transport.inspection import Inspection
 from kvstored.transport.put_calls import PutCalls
 from kvstored.transport.scheduling import SchedulingCalls
+from kvstored.transport.stored_calls import StoredCalls
 from kvstored.wire.namespaces import message_of, spec_of
 from kvstored.wire.packing import pack_u8, pack_u64
 
@@ -84,6 +85,7 @@ class StoreService:
             "GpuPool": self._descriptors.gpu_pool,
             "WaitLayers": self._wait_layers,
             "ReserveBandwidth": self._reserve_bandwidth,
+            **StoredCalls(store, self._asked).answers(),
             **PutCalls(store, self._asked).answers(),
             **inspection.answers(),
             **SchedulingCalls(store).answers(),

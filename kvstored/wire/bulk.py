@@ -3,12 +3,21 @@
 The server speaks first: GREETING and its id, which the session's opening told. The client's first frame is KeepAlive with its session.
 """
 
+import struct
 from dataclasses import dataclass
 
 GREETING = b"KVBULK1\n"
 ID_BYTES = 16
 DATA = 64
 """The method number of the frame that begins the bytes of a put; no payload."""
+FRAMED = 65
+"""As DATA, of a put whose pieces travel as frames."""
+FRAMES_VERSION = 1
+"""Of frames between hosts: bytes of DESIGN.md 4.8, never ones that refer to others."""
+PIECE_HEAD = struct.Struct("<Q")
+"""Before each piece where pieces may be frames: bytes that follow << 1 | 1 where they are one."""
+FRAMED_BYTES_MIN = 64 << 10
+"""Of a piece that is worth a frame."""
 HELLO_BYTES_MAX = 256
 """Payload of the first frame: nobody is known yet."""
 OPEN_PUTS_MAX = 2

@@ -2,8 +2,8 @@
 
 Numbers are part of the protocol: only added, never reused. Streaming calls of the gRPC service are
 not here, except KeepAlive, which is one message and one answer on the local channel. Segment and Projection
-exist only here: their answers carry a descriptor; so do GpuPool and WaitLayers, whose handles are of use on this host only, and ReportBulk, which is the
-front's own.
+exist only here: their answers carry a descriptor; so do GpuPool and WaitLayers, whose handles are of use on this host only, and ReportBulk and
+AcquireStored, which are the front's own.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ KEEP_ALIVE = Method("KeepAlive", 3, pb.KeepAliveRequest, pb.KeepAliveResponse)
 GPU_POOL = Method("GpuPool", 41, pb.GpuPoolRequest, pb.GpuPoolResponse)
 WAIT_LAYERS = Method("WaitLayers", 53, pb.WaitLayersRequest, pb.WaitLayersResponse)
 REPORT_BULK = Method("ReportBulk", 40, pb.ReportBulkRequest, pb.ReportBulkResponse)
+ACQUIRE_STORED = Method("AcquireStored", 60, pb.AcquireStoredRequest, pb.AcquireStoredResponse)
 
 METHODS = (
     SEGMENT,
@@ -75,6 +76,7 @@ METHODS = (
     Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
     Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
     REPORT_BULK,
+    ACQUIRE_STORED,
     GPU_POOL,
     WAIT_LAYERS,
     Method("ReserveBandwidth", 42, pb.ReserveBandwidthRequest, pb.ReserveBandwidthResponse),

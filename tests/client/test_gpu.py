@@ -267,6 +267,7 @@ def test_a_lease_ends_only_when_the_gpu_is_done_with_its_blocks() -> None:
         blocks=(),
         status=(),
         miss_reason="",
+        lossy=b"",
         settle=lambda: order.append("settled"),
     )
 

@@ -6,7 +6,10 @@ import pytest
 
 from kvstored.core.admission import Refusal
 from kvstored.core.advice import Prefill
+from kvstored.core.calls import Limits, TierLimits
+from kvstored.core.catalog import Catalog
 from kvstored.core.speed import Line
+from kvstored.core.types import TierId
 from kvstored.core.write_budget import HOUR_S, WriteBudget, WriteState
 from kvstored.errors import InvalidArgument
 from tests.core.desk import BLOCK_TOKENS, UNIT, Desk
@@ -207,3 +210,20 @@ def test_a_speed_at_the_edge_does_not_flap() -> None:
 
 def know(desk: Desk, load: Line, *, tokens_per_s: float) -> None:
     desk.catalog.admission.know(load, {desk.ns: Prefill(tokens_per_s)})
+
+
+def test_what_is_stored_before_the_disk_has_any_space_is_written_once_it_has() -> None:
+    # It had been refused like a one-hit wonder on a full disk, and waited for a hit: the first slab of a slow disk takes longer than the first put.
+    desk = Desk(nvme=0)
+    layout = desk.namers[0].layout
+    tiers = [
+        TierLimits(tier, 8, lease_share=1.0, admit_hits=1) for tier in (TierId.DRAM, TierId.NVME)
+    ]
+    desk.catalog = Catalog(tiers=tiers, policy="lru", limits=Limits(), epoch=7)
+    desk.catalog.grow(TierId.DRAM, 0, 8)
+    desk.catalog.add_namespace(layout)
+    desk.session = desk.catalog.open_session(desk.now_s)
+    desk.put("ab")
+    assert desk.write_back() == []
+    desk.catalog.grow(TierId.NVME, 0, 8)
+    assert desk.write_back() == ["a", "b"]

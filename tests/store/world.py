@@ -111,6 +111,7 @@ class World:
             disk_index_share=lambda: self.index_share,
             unpack_disk=frames.unpack if frames is not None else lambda _: [],
             coding=Coding(Codec.RAW) if frames is None else frames.coding,
+            described=lambda items: [None for _ in items],
             projection=Projection(arena_blocks * 2 * UNIT_BYTES, epoch=epoch, tenant="default"),
             hbm=Hbm(["host:0"], SEGMENT_BYTES, opener) if hbm_blocks else None,
             hbm_lane=Lane("hbm", threads=2, queue_max=256) if hbm_blocks else None,

@@ -18,7 +18,7 @@ from kvstored.tiers import disk as disk_tier
 from kvstored.tiers.base import Counters, Link, ref_of
 from kvstored.tiers.disk import Disk, Options
 from kvstored.tiers.record import Record
-from kvstored.tiers.slabs import SlabIo
+from kvstored.tiers.slabs import SlabIo, aligned
 from tests.tiers.conformance import (
     SEGMENT_UNITS,
     Conformance,
@@ -404,6 +404,23 @@ def _fill_by_injection(path: Path) -> None:
     disk.close()
 
 
+class TestInMemory:
+    def test_a_slab_that_memory_has_no_room_for_is_refused_and_the_next_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        spare = [16 << 20]
+        options = Options(map_bytes=1 << 20, slab_bytes=8 << 20, spare_bytes=lambda: spare[0])
+        disk = Disk(tmp_path / "disk", options, clock=ManualClock())
+        disk.grow()
+        spare[0] -= 1
+        with pytest.raises(NoSpace, match="lower disk.capacity"):
+            disk.grow()
+        assert len(disk.segments()) == 1
+        spare[0] += 1
+        disk.grow()
+        disk.close()
+
+
 class TestOrder:
     def test_one_call_is_one_sync_a_slab_and_one_commit(self, tmp_path: Path) -> None:
         io = FailingIo()
@@ -521,3 +538,14 @@ def _lay_together_until_killed(path: Path, dies: str, is_discarded_first: bool) 
             os.kill(os.getpid(), 9)
         disk.discard(refs)
     os.kill(os.getpid(), 9)
+
+
+def test_memory_for_the_disk_is_aligned_and_ends_in_zeros_whatever_lay_there_before() -> None:
+    # What lies behind a block's last byte in its last unit is written along: it may not be another's.
+    for size in (1, UNIT_BYTES, UNIT_BYTES + 1, 3 << 20):
+        dirty = np.full(size + 2 * UNIT_BYTES, 0xA5, dtype=np.uint8)
+        del dirty
+        made = aligned(size)
+        assert made.ctypes.data % UNIT_BYTES == 0
+        assert len(made) == -(-size // UNIT_BYTES) * UNIT_BYTES
+        assert not made[-UNIT_BYTES:].any()

@@ -132,6 +132,11 @@ class FakeService:
         for piece in self.fills.pop(id_).block.pieces:
             self.free += piece[0] if piece else ()
 
+    def do_list_namespaces(self, request: pb.ListNamespacesRequest) -> Message:
+        known = self.namespaces.items()
+        listed = [pb.NamespaceInfo(digest=digest, namespace=each) for digest, each in known]
+        return pb.ListNamespacesResponse(namespaces=listed)
+
     def do_stat(self, request: pb.StatRequest) -> Message:
         return pb.StatResponse(
             daemon_pid=os.getpid(),
@@ -142,6 +147,9 @@ class FakeService:
             blocks=len(self.blocks),
             counters={"connections": len(self.connections)},
         )
+
+    def do_acquire_stored(self, request: pb.AcquireStoredRequest) -> Message:
+        return pb.AcquireStoredResponse()
 
     def do_report_bulk(self, request: pb.ReportBulkRequest) -> Message:
         return pb.ReportBulkResponse()

@@ -8,7 +8,7 @@ from pathlib import Path
 from kvstored.client.segments import Segments
 from kvstored.config import load
 from kvstored.errors import ConfigError
-from kvstored.transport.front import bulk_server, serve_front
+from kvstored.transport.front import bulk_server, frames_of, serve_front
 
 
 async def main() -> None:
@@ -17,12 +17,15 @@ async def main() -> None:
     told = dict(zip(sys.argv[3::2], sys.argv[4::2], strict=True))
     flags = {"state_dir": "/nowhere", "socket": sys.argv[1], **told}
     segments = Segments()
+    config = load(flags=flags, environ={}).config
+    frames = frames_of(config)
     await serve_front(
         Path(sys.argv[1]),
         sys.argv[2],
         stop=stop,
         segments=segments,
-        bulk=bulk_server(load(flags=flags, environ={}).config, segments),
+        bulk=bulk_server(config, segments, frames.framing),
+        frames=frames,
         ready=lambda address: print(address, flush=True),  # noqa: T201
     )
 

@@ -6,14 +6,15 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstored.client import Client, Namespace
+from kvstored.client import Client, GroupKind, GroupSpec, Namespace
 from kvstored.errors import Unavailable
+from tests.codec import real
 from tests.crash.served import ROOT, Served, environment, free_port, kvstored, wait_until
 
 from .test_front import SPEC, rows_of
@@ -28,18 +29,18 @@ class Place:
     address: str
     metrics: str
 
-    def counted(self) -> dict[str, float]:
+    def counted(self, what: str = "_bulk_") -> dict[str, float]:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics") as answer:
             text = answer.read().decode()
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        return {name: float(value) for name, value in lines if "_bulk_" in name}
+        return {name: float(value) for name, value in lines if what in name}
 
-    def settled(self) -> dict[str, float]:
+    def settled(self, what: str = "_bulk_") -> dict[str, float]:
         """Once the front, which tells every second, has told all."""
-        before = self.counted()
+        before = self.counted(what)
         for _ in range(20):
             time.sleep(1.5)
-            now = self.counted()
+            now = self.counted(what)
             if now == before and now:
                 return now
             before = now
@@ -50,7 +51,13 @@ class Place:
 def place() -> Iterator[Place]:
     listen, metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory(prefix="kvs") as folder:
-        served = Served(Path(folder), disk="0B", listen=listen, metrics_listen=metrics)
+        served = Served(
+            Path(folder),
+            disk="0B",
+            listen=listen,
+            metrics_listen=metrics,
+            settings={"wire.codec": "lossless"},
+        )
         with served:
             yield Place(served, f"bulk://{listen}", metrics)
 
@@ -184,3 +191,26 @@ def _hits(namespace: Namespace) -> int:
     except Unavailable:
         time.sleep(0.05)
         return 0
+
+
+def test_metrics_count_what_travelled_as_frames(place: Place, client: Client) -> None:
+    rows = [np.concatenate([real.plain("a")] * 8)] * 2
+    group = GroupSpec("kv", GroupKind.LINEAR, rows[0].size)
+    spec = replace(SPEC, dtype="bfloat16", block_tokens=256, groups=(group,), revision="frames")
+    before = place.settled("_wire_frame_")
+    namespace = client.open_namespace(spec)
+    keys = namespace.keys(range(512))
+    assert namespace.put(keys, rows).committed == 2
+    assert namespace.get(keys).hits == 2
+    after = place.settled("_wire_frame_")
+    for direction in ("sent", "received"):
+        plain, wire = (
+            after[name] - before[name]
+            for form in ("plain", "wire")
+            for name in [
+                f'kvstored_wire_frame_bytes_total{{direction="{direction}",form="{form}"}}'
+            ]
+        )
+        assert plain == 2 * rows[0].size
+        assert 0 < wire < plain / 1.4
+    namespace.clear()

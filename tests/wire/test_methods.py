@@ -1,5 +1,6 @@
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.methods import (
+    ACQUIRE_STORED,
     BY_NAME,
     BY_NUMBER,
     GPU_POOL,
@@ -23,7 +24,9 @@ def test_every_method_of_the_service_is_in_the_table_with_its_own_messages() -> 
         assert method.request.DESCRIPTOR is described.input_type
         assert method.response.DESCRIPTOR is described.output_type
     described_names = {described.name for described in service.methods}
-    here_only = {SEGMENT.name, PROJECTION.name, REPORT_BULK.name, GPU_POOL.name, WAIT_LAYERS.name}
+    here_only = {
+        m.name for m in (SEGMENT, PROJECTION, REPORT_BULK, ACQUIRE_STORED, GPU_POOL, WAIT_LAYERS)
+    }
     assert {method.name for method in METHODS} - described_names == here_only
 
 
