@@ -15,6 +15,7 @@ from kvstored.core.bundles import Bundle, Signal, bundle_named
 from kvstored.core.calls import Limits, TierLimits
 from kvstored.core.catalog import Catalog
 from kvstored.core.feedback import FeedbackLimits
+from kvstored.core.namespace import Namespaces
 from kvstored.core.prefetched import PrefetchLimits
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.errors import ConfigError, InvalidArgument, KvstoredError, StateMismatch
@@ -128,6 +129,16 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         _metrics(config, tiers),
         report,
     )
+    namespaces = _restored(config, catalog, clock)
+    known = Registry(shell, namespaces, config.state_dir)
+    store = Store(shell, known, store_limits(config))
+    if config.feedback.log is not None:
+        store.accesses.record_to(config.feedback.log)
+    return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
+
+
+def _restored(config: Config, catalog: Catalog, clock: Clock) -> Namespaces:
+    """What the state directory has of an earlier daemon; a part that cannot be used is a cold start of that part."""
     loaded = registry.load(config.state_dir)
     if loaded.fault:
         log.warning("starting without namespaces", fault=loaded.fault)
@@ -135,11 +146,7 @@ def compose(config: Config, clock: Clock, fds: Mapping[str, int], keeper_pid: in
         log.warning("the eviction policy starts cold", policy=config.policy, fault=fault)
     if fault := written.restore(config.state_dir, catalog.admission.budget, clock.now_s()):
         log.warning("the day's written bytes are counted anew", fault=fault)
-    known = Registry(shell, loaded.namespaces, config.state_dir)
-    store = Store(shell, known, store_limits(config))
-    if config.feedback.log is not None:
-        store.accesses.record_to(config.feedback.log)
-    return Parts(store, arena, disk, slab_bytes, adopted.refused, keeper_pid)
+    return loaded.namespaces
 
 
 def report(what: str, error: BaseException) -> None:

@@ -190,7 +190,13 @@ class Metrics:
         copies = _histogram(registry, "copy_seconds", "Time of a copy between tiers.", ("tier",))
         self.copy_seconds = tuple(copies.labels(tier) for tier in TIERS)
         """By the tier written to."""
+        self._add_tiers(registry)
+        self._add_state(registry)
+        self._add_schedule(registry)
+        info = Info("kvstored_build", "What runs.", registry=registry)
+        info.info({"version": build.version, "policy": build.policy, "codec": build.codec})
 
+    def _add_tiers(self, registry: CollectorRegistry) -> None:
         speeds = _gauge(
             registry, "load_bytes_per_second", "How fast bytes are loaded, as measured.", ("tier",)
         )
@@ -215,6 +221,7 @@ class Metrics:
         )
         """By Heat, then by TierId."""
 
+    def _add_state(self, registry: CollectorRegistry) -> None:
         self.hbm_pinned_bytes = _gauge(registry, "hbm_pinned_bytes", "DRAM pinned for the GPUs.")
         self.hbm_footprint_bytes = _gauge(
             registry, "hbm_footprint_bytes", "GPU memory taken beside the pools: contexts, staging."
@@ -247,6 +254,8 @@ class Metrics:
         self.evictor_lag_seconds = _histogram(
             registry, "evictor_lag_seconds", "Evictor: how long a tier was above its watermark."
         )
+
+    def _add_schedule(self, registry: CollectorRegistry) -> None:
         self.disk_write_budget_bytes = _gauge(
             registry, "disk_write_budget_bytes", "Bytes that may be written to NVMe in 24 hours."
         )
@@ -271,8 +280,6 @@ class Metrics:
             ("signal",),
         )
         self.prefetch_pause_seconds = {signal: pauses.labels(signal) for signal in GUESSES}
-        info = Info("kvstored_build", "What runs.", registry=registry)
-        info.info({"version": build.version, "policy": build.policy, "codec": build.codec})
 
     def set_facts(self, totals: Mapping[tuple[str, str], float]) -> None:
         """The store's totals as of now; a fact without an entry in FACTS is not exported."""

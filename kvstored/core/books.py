@@ -228,19 +228,6 @@ class Books(Tables):
         self._mark_leased(copy, leased=False)
         self.consider(copy)
 
-    def path_of(self, blocks: Rows) -> Rows:
-        """These blocks and all above them, each once."""
-        if len(blocks) and (self.tree.parent[blocks[1:]] == blocks[:-1]).all():  # one path
-            above = int(self.tree.parent[blocks[0]])
-            return blocks if above < 0 else np.concatenate((self.tree.path(above), blocks))
-        path = dict.fromkeys(blocks.tolist())
-        for block in blocks.tolist():
-            above = int(self.tree.parent[block])
-            while above >= 0 and above not in path:
-                path[above] = None
-                above = int(self.tree.parent[above])
-        return np.fromiter(path, dtype=np.int32, count=len(path))
-
     def hold(self, path: Rows) -> None:
         self.blocks.holds[path] += 1
 

@@ -73,8 +73,7 @@ class Catalog:
         self.scheduler = Scheduler(self.books, self._evictor, self.carriage)
         self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
-        rights = self._fills.open
-        self._asides = Asides(self.books, self._evictor, self.quarantine, rights)
+        self._asides = Asides(self.books, self._evictor, self.quarantine, self._fills.open)
         self._leases = Leases(self.books, self.carriage, self.quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
         self.recovery = Recovery(self.books, self.quarantine)
@@ -149,7 +148,7 @@ class Catalog:
         return self.looking.locate(ns, keys)
 
     def acquire(self, call: Acquire, now_s: float, *, touch: bool = True) -> Acquired:
-        """A lease over the readable keys, which are touched; what must be loaded first is told. Follow with `grant`."""
+        """A lease over the readable keys; what must be loaded first is told. Follow with `grant`, and without `touch` with a touch of the hits."""
         self._know(call.session)
         acquired = self._leases.acquire(call, now_s)
         if touch and len(acquired.hits):

@@ -88,7 +88,7 @@ class Claims:
             raise InvalidArgument(
                 f"a pin needs a time to live: ttl_s={ttl_s} max={books.limits.pin_ttl_max_s:.0f}"
             )
-        path = books.path_of(rows)
+        path = books.tree.paths_of(rows)
         for tier, more in self._pinned.more(path).items():
             limits = books.space.books[tier].limits
             share, used = int(limits.capacity_units * limits.pin_share), self._pinned.used[tier]
@@ -247,7 +247,11 @@ class Claims:
         fresh = [row for row in dict.fromkeys(rows.tolist()) if row not in request.path]
         for row in fresh:
             added = as_rows(
-                [at for at in books.path_of(as_rows([row])).tolist() if at not in request.path]
+                [
+                    at
+                    for at in books.tree.paths_of(as_rows([row])).tolist()
+                    if at not in request.path
+                ]
             )
             if self._is_full(added):
                 self._books.recent.loose += request.is_whole

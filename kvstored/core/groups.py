@@ -10,7 +10,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.core.types import CheckpointPolicy, GroupKind, GroupSpec, NamespaceSpec
+from kvstored.core.types import (
+    CheckpointPolicy,
+    GroupKind,
+    GroupSpec,
+    Layout,
+    NamespaceSpec,
+    Part,
+)
 from kvstored.errors import InvalidArgument
 
 BLOCK_TOKENS_DEFAULT = 256
@@ -281,3 +288,13 @@ def _reach(group: GroupSpec, spec: NamespaceSpec, valid_tokens: int) -> int:
     at_partial = spec.checkpoint_policy in (CheckpointPolicy.BOUNDARY, CheckpointPolicy.FULL)
     end_tokens = valid_tokens if at_partial else spec.block_tokens
     return window_blocks(group.window_tokens, end_tokens, spec.block_tokens)
+
+
+def pieces_needed(layout: Layout, part: Part, valid_tokens: int) -> int:
+    """Pieces of a whole copy of a block of so many tokens: a compressed group has none before its first row."""
+    groups = (layout.spec.groups[g] for g in layout.groups_of(part))
+    return sum(
+        layout.spec.shards if group.sharded else 1
+        for group in groups
+        if valid_tokens >= group.ratio
+    )

@@ -137,7 +137,7 @@ class Leases:
         """Before anything is loaded: else a load evicts what the next key reads."""
         blocks = self._books.blocks
         there = (rows >= 0) & (blocks.ns[rows] == call.ns) & (blocks.first_copy[rows] >= 0)
-        path = self._books.path_of(rows[there])
+        path = self._books.tree.paths_of(rows[there])
         self._books.hold(path)
         return path
 

@@ -94,7 +94,7 @@ class Prefetched:
     def begin(self, signal: Signal, rows: Rows, deadline_s: float, now_s: float) -> None:
         """These blocks are about to be loaded."""
         books = self._books
-        path = books.path_of(rows)
+        path = books.tree.paths_of(rows)
         books.hold(path)
         copies = books.blocks.first_copy[rows]
         units = int(books.copies.units[copies].sum())

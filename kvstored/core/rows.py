@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvstored.core.calls import Fingerprint, PieceRow, TierLimits
 from kvstored.core.columnar import Places
 from kvstored.core.columns import FILLING, READY, SINK, SUSPECT, Blocks, Copies, Pieces
+from kvstored.core.groups import pieces_needed
 from kvstored.core.index import FingerprintIndex
 from kvstored.core.policies.base import budget_of
 from kvstored.core.space import Space, units_in
@@ -388,13 +389,3 @@ class Tables:
             book.leased += units
         if copies.flags[copy] & SINK:
             book.sinks += units
-
-
-def pieces_needed(layout: Layout, part: Part, valid_tokens: int) -> int:
-    """Pieces of a whole copy of a block of so many tokens: a compressed group has none before its first row."""
-    groups = (layout.spec.groups[g] for g in layout.groups_of(part))
-    return sum(
-        layout.spec.shards if group.sharded else 1
-        for group in groups
-        if valid_tokens >= group.ratio
-    )

@@ -211,6 +211,19 @@ class PrefixTree(Links):
             row = parents[row]
         return path
 
+    def paths_of(self, blocks: Rows) -> Rows:
+        """These blocks and all above them, each once."""
+        if len(blocks) and (self.parent[blocks[1:]] == blocks[:-1]).all():  # one path
+            above = int(self.parent[blocks[0]])
+            return blocks if above < 0 else np.concatenate((self.path(above), blocks))
+        path = dict.fromkeys(blocks.tolist())
+        for block in blocks.tolist():
+            above = int(self.parent[block])
+            while above >= 0 and above not in path:
+                path[above] = None
+                above = int(self.parent[above])
+        return np.fromiter(path, dtype=np.int32, count=len(path))
+
     def children_of(self, row: int) -> list[int]:
         """Rows right below, the newest link first."""
         first = self._firsts[row]
