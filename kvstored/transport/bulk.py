@@ -20,6 +20,7 @@ from kvstored.clock import Clock
 from kvstored.errors import Busy, ConfigError, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.bulk_calls import BulkCalls
+from kvstored.transport.transit import Transit
 from kvstored.wire.bulk import GREETING, HANDSHAKE_S, ID_BYTES, BulkAddress
 from kvstored.wire.frames import frame
 from kvstored.wire.methods import KEEP_ALIVE
@@ -88,6 +89,7 @@ class BulkServer:
         """Binds: raises ConfigError where the address or the certificate cannot be used. `framing`: bytes may travel as frames."""
         self._framing = framing
         self._daemon = daemon
+        self._transit = Transit(daemon)
         self._segments = segments
         self._clock = clock
         self._connections_max = connections_max
@@ -175,7 +177,12 @@ class BulkServer:
                 live.connected = self._tls.wrap_socket(live.connected, server_side=True)
             live.peer = BulkSocket(live.connected, self._clock)
             live.calls = BulkCalls(
-                live.peer, self._daemon, self._segments, self._clock, self._framing
+                live.peer,
+                self._daemon,
+                self._segments,
+                self._clock,
+                self._framing,
+                self._transit,
             )
             live.calls.greet(GREETING + self.address.id)
             with self._lock:

@@ -28,6 +28,7 @@ from kvstored.errors import (
 )
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.stored import Stored, acquired, left_of, merged, others
+from kvstored.transport.transit import Transit
 from kvstored.wire.bulk import (
     DATA,
     FRAMED,
@@ -83,8 +84,10 @@ class BulkCalls:
         segments: Segments,
         clock: Clock,
         framing: Framing | None,
+        transit: Transit,
     ) -> None:
         self._framing = framing
+        self._transit = transit
         self._peer = peer
         self._path = str(daemon)
         self._daemon = Connection(self._path, HANDSHAKE_S)
@@ -188,9 +191,10 @@ class BulkCalls:
         if put is None or (method == FRAMED and self._framing is None):
             self._is_over = True
             raise InvalidArgument(f"bytes of a put that is not open, or frames call={call}")
-        found, is_damaged = self._received(method, put)
-        told = bytearray(8 * len(found))
-        self._peer.receive_into(memoryview(told), put.ends_s)
+        with self._transit.of(self._session):
+            found, is_damaged = self._received(method, put)
+            told = bytearray(8 * len(found))
+            self._peer.receive_into(memoryview(told), put.ends_s)
         del self._puts[call]
         granted = np.flatnonzero(put.fills)
         try:
@@ -242,7 +246,8 @@ class BulkCalls:
             if stored is None or len(stored.hits) < keys:
                 answer = self._daemon.call("Acquire", asked, pb.AcquireResponse, timeout_s)
             leases.append(answer.lease)
-            self._answered(call, request, stored, answer, ends_s)
+            with self._transit.of(self._session):
+                self._answered(call, request, stored, answer, ends_s)
         finally:
             if any(leases):
                 held = pack_u64([lease for lease in leases if lease])

@@ -18,6 +18,7 @@ from kvstored.core.calls import ReadStatus
 from kvstored.errors import Corrupt, InvalidArgument, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.bulk_calls import headed, learn_namespaces
+from kvstored.transport.transit import Transit
 from kvstored.transport.upstream import Upstream, UpstreamLink
 from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX
@@ -48,6 +49,7 @@ class Streams:
     def __init__(self, upstream: Upstream, segments: Segments, framing: Framing | None) -> None:
         self._framing = framing
         self._upstream = upstream
+        self._transit = Transit(upstream.path)
         self._segments = segments
         self._pool = ThreadPoolExecutor(_THREADS, "front-copy")
 
@@ -74,7 +76,8 @@ class Streams:
                 sizes = unpack_table(first.reserve.sizes, "sizes", keys, groups)
                 pieces = await self._pieces(link, reserved, keys, groups)
                 sink = _Sink(pieces[0], sizes.reshape(-1).tolist(), pieces[1])
-                checksums = await self._received(sink, first, requests)
+                with self._transit.of(first.reserve.session):
+                    checksums = await self._received(sink, first, requests)
                 commit = pb.CommitRequest(
                     session=first.reserve.session,
                     fills=pack_u64(fills[granted]),
@@ -90,6 +93,14 @@ class Streams:
 
     async def get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetResponse]:
         """The head, the bytes of all hits, and `failed` where one of them did not verify; the lease ends with the stream."""
+        with self._transit.of(request.acquire.session):
+            async with aclosing(self._got(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def _got(
+        self, request: pb.GetRequest, context: Context
+    ) -> AsyncGenerator[pb.GetResponse, None]:
         acquire = request.acquire
         keys = check_keys(len(acquire.keys.packed), acquire.keys.key_bytes)
         check_is_streamed(acquire.tier)
