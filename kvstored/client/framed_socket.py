@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvstored.client.bulk_socket import BulkSocket, Runs
-from kvstored.client.framing import Framed, Framing, Piece, size_of
-from kvstored.errors import Corrupt
+from kvstored.client.framing import Framed, Framing, Piece, head_of, size_of
 from kvstored.wire.bulk import PIECE_HEAD
 
 
@@ -34,10 +33,7 @@ def receive_framed(
     with framing.decoding() as decoding:
         for i, target in enumerate(targets):
             peer.receive_into(memoryview(head), ends_s)
-            told, size = int(PIECE_HEAD.unpack(head)[0]), size_of(target)
-            is_frame, size_bytes = told & 1, told >> 1
-            if size_bytes >= size if is_frame else size_bytes != size:
-                raise Corrupt(f"a piece of another length: bytes={size_bytes} {is_frame=} {size=}")
+            is_frame, size_bytes = head_of(head, size_of(target))
             if not is_frame:
                 (sums[i],) = peer.receive_summed([target], ends_s)
                 continue

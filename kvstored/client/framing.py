@@ -321,14 +321,9 @@ class Unframing:
         self._head += data[:count].tobytes()
         if len(self._head) < PIECE_HEAD.size:
             return count
-        told = int(PIECE_HEAD.unpack(self._head)[0])
-        self._head.clear()
         self._size = next((size for size in self._sizes if size), 0)
-        is_frame, size_bytes = told & 1, told >> 1
-        if size_bytes >= self._size if is_frame else size_bytes != self._size:
-            raise Corrupt(
-                f"a piece of another length: bytes={size_bytes} {is_frame=} size={self._size}"
-            )
+        is_frame, size_bytes = head_of(self._head, self._size)
+        self._head.clear()
         self._left = size_bytes
         self._stored = np.empty(size_bytes, dtype=np.uint8) if is_frame else None
         return count
@@ -342,6 +337,15 @@ class Unframing:
 
 def size_of(runs: Runs) -> int:
     return sum(run.size for run in runs)
+
+
+def head_of(raw: bytes | bytearray, size: int) -> tuple[bool, int]:
+    """Of a piece of `size` bytes: whether a frame of it follows, and how many bytes; Corrupt for a length that it cannot have."""
+    told = int(PIECE_HEAD.unpack(raw)[0])
+    is_frame, size_bytes = bool(told & 1), told >> 1
+    if size_bytes >= size if is_frame else size_bytes != size:
+        raise Corrupt(f"a piece of another length: bytes={size_bytes} {is_frame=} {size=}")
+    return is_frame, size_bytes
 
 
 def framed(packed: Bytes) -> Framed:

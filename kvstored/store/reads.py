@@ -6,6 +6,7 @@ and content that was recovered after a restart, or lies where a late writer may 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from kvstored.core.calls import (
     TouchEvent,
 )
 from kvstored.core.columnar import Grant, ReadMany
-from kvstored.core.copying import Acquired, Copying, CopyRun
+from kvstored.core.copying import Copying, CopyRun
 from kvstored.core.lifting import go_straight_up
 from kvstored.core.naming import readable_keys
 from kvstored.core.types import KeyBatch, NamespaceId, Place, SessionId, TierId, chosen_keys
@@ -51,7 +52,9 @@ class Reads:
         shell, now_s = self._shell, self._shell.now_s()
         acquired = shell.catalog.acquire(call, now_s, touch=False)
         shell.apply()
-        shell.unsettled.append(lambda: self._touch(acquired, now_s))
+        if len(acquired.hits):
+            touch = shell.behind.books.touch
+            shell.unsettled.append(partial(touch, acquired.hits, TouchEvent.HIT, now_s))
         self._mover.start(acquired.loads, Urgency.DEMAND, keys=call.keys)
         try:
             # what is there already is answered before its use is written down
@@ -75,10 +78,6 @@ class Reads:
             self.release(call.session, [acquired.lease])
             return Grant(0, blocks)
         return Grant(grant.lease, blocks)
-
-    def _touch(self, acquired: Acquired, now_s: float) -> None:
-        if len(acquired.hits):
-            self._shell.behind.books.touch(acquired.hits, TouchEvent.HIT, now_s)
 
     async def acquire_in_hbm(
         self, call: Acquire, *, wait_s: float, layers: Layers | None = None

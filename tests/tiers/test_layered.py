@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from kvstored.core.types import UNIT_BYTES, Extent, GroupKind, GroupSpec, NamespaceSpec
 from kvstored.errors import InvalidArgument, Unavailable
 from kvstored.tiers.cuda import CudaDevice
-from kvstored.tiers.device import Device, Moves, moves_of, open_device
+from kvstored.tiers.device import Device, Moves, moves_of
 from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.layered import PARTS_MAX, layers_in, layers_of, runs_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.stand_in import HostCopies, HostDevice
 from tests.tiers.conformance import piece, read_one, same_bytes, scattered
+from tests.tiers.conftest import POOL_BYTES
 from tests.tiers.fake_cupy import FakeCupy, FakeRuntime
-
-POOL_BYTES = 16 << 20
 
 
 @pytest.fixture
@@ -28,16 +27,6 @@ def runtime(host: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     made.can_share = True
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy(made, host))
     return made
-
-
-@pytest.fixture(params=["stand-in", "cuda"])
-def hbm(request: pytest.FixtureRequest, runtime: FakeRuntime) -> Iterator[Hbm]:
-    names = ["host:0", "host:1"] if request.param == "stand-in" else ["0", "1"]
-    made = Hbm(names, POOL_BYTES, open_device)
-    made.grow()
-    made.grow()
-    yield made
-    made.close()
 
 
 class Told:

@@ -24,11 +24,11 @@ from kvstored.tiers.hbm import Hbm
 from kvstored.tiers.record import Record
 from kvstored.tiers.stand_in import HostDevice
 from tests.tiers.conformance import read_one, same_bytes, write_one
+from tests.tiers.conftest import POOL_BYTES
 from tests.tiers.fake_cupy import FakeCupy, FakeRuntime
 from tests.tiers.test_coding import FULL_BYTES, block, record_of
 from tests.tiers.test_lossy_disk import LOSSY_KV, disk_of
 
-POOL_BYTES = 16 << 20
 UNITS = -(-FULL_BYTES // UNIT_BYTES)
 Gpu = Callable[[str], Hbm]
 
@@ -45,16 +45,6 @@ def runtime(host: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     made = FakeRuntime(devices=2, device_bytes=256 << 20)
     monkeypatch.setitem(sys.modules, "cupy", FakeCupy(made, host))
     return made
-
-
-@pytest.fixture(params=["stand-in", "cuda"])
-def hbm(request: pytest.FixtureRequest, runtime: FakeRuntime) -> Iterator[Hbm]:
-    names = ["host:0", "host:1"] if request.param == "stand-in" else ["0", "1"]
-    made = Hbm(names, POOL_BYTES, open_device)
-    made.grow()
-    made.grow()
-    yield made
-    made.close()
 
 
 def crossed(disk: Disk, record: Record) -> Crossed:
