@@ -85,15 +85,14 @@ class Survey:
         for group in _cut(pieces, _BYTES_A_CALL):
             check = self._bad_in_arena if tier is TierId.DRAM else self._bad_on_disk
             bad.extend(await lane.submit(lambda: check(group), Urgency.BACKGROUND))  # noqa: B023 - awaited in the same turn
-        for piece in bad:
-            self._drop(piece, tier)
+        dropped = [self._drop(piece, tier) for piece in bad]
         following = self._following(tier, batch)
         return Verified(
             following,
             is_done=following == 0,
             pieces=len(pieces),
             size_bytes=sum(piece.length for piece in pieces),
-            corrupt=len(bad),
+            corrupt=sum(dropped),
         )
 
     def _following(self, tier: TierId, batch: ScanBatch) -> int:
@@ -142,20 +141,22 @@ class Survey:
             bad += [each for each, result in results if isinstance(result, Corrupt)]
         return bad
 
-    def _drop(self, piece: _Piece, tier: TierId) -> None:
-        """The copy of this piece in this tier, if the books still have it there."""
+    def _drop(self, piece: _Piece, tier: TierId) -> bool:
+        """Whether the books had it there and now have not: the disk's record of a dropped copy goes a little later, and is scanned until then."""
         shell = self._shell
         layout = next(
             (each for each in shell.layouts.values() if each.digest == piece.digest), None
         )
         if layout is None:
-            return
+            return False
         name = fingerprint_of(piece.ref)
         copy = copy_at(shell.catalog.books, layout.id, name, tier, piece.place)
-        if copy is not None:
-            shell.catalog.drop_copy(copy, Reason.CORRUPT, shell.now_s())
-            shell.counts["corrupt_copies", tier.name.lower()] += 1
-            shell.apply()
+        if copy is None:
+            return False
+        shell.catalog.drop_copy(copy, Reason.CORRUPT, shell.now_s())
+        shell.counts["corrupt_copies", tier.name.lower()] += 1
+        shell.apply()
+        return True
 
 
 def fingerprint_of(ref: PieceRef) -> Fingerprint:
