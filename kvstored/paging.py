@@ -14,7 +14,7 @@ Bytes = NDArray[np.uint8]
 STEP_BYTES = 2 << 20
 """About a millisecond of faults: whoever needs the process's table of mappings meanwhile waits no longer."""
 HUGE_BYTES = 2 << 20
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ = 22
 _PAGE_BYTES = 4096
 
 
@@ -48,7 +48,10 @@ def back_by_huge(memory: mmap.mmap) -> None:
 
 
 class Populate:
-    """MADV_POPULATE_WRITE (Linux 5.14), called so that the interpreter lock is free meanwhile; else a read of every page."""
+    """MADV_POPULATE_READ (Linux 5.14), called so that the interpreter lock is free meanwhile; else a read of every page.
+
+    Shared memory is mapped for writing by that too, with pages that exist sixteen at a time: 0.25 us a page where populating for writing takes 0.66.
+    """
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +71,7 @@ class Populate:
     def tried(self, memory: Bytes) -> int:
         """0, or the error; changes no contents."""
         address = memory.__array_interface__["data"][0]
-        if not self._madvise(address, memory.size, _MADV_POPULATE_WRITE):
+        if not self._madvise(address, memory.size, _MADV_POPULATE_READ):
             return 0
         code = ctypes.get_errno()
         self.is_known = code not in (errno.EINVAL, errno.ENOSYS)

@@ -22,7 +22,7 @@ BLOCK_BYTES = 4096
 BLOCKS = 100_000
 KEYS_A_CALL = 1000
 CALLS = 20
-LOAD_S = 6.0
+LOAD_S = 20.0
 LAG_S = 0.1
 """The period with which the store's loop looks at its own lateness."""
 _IDLE = """

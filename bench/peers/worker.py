@@ -12,13 +12,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from bench.peers.adapters.base import Bytes, Store
+from bench.peers.adapters.base import STORED, Bytes, Store
 
 ALIGNMENT = 4096
 READ_BYTES = 1 << 20
@@ -47,6 +47,7 @@ class Session:
     def __init__(self) -> None:
         self._store: Store | None = None
         self._cells: dict[str, Cell] = {}
+        self._index = 0
 
     # Any: JSON objects, read and written at this border only
     def answer(self, do: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -67,9 +68,11 @@ class Session:
     def open(self, module: str, way: str, address: dict[str, str], index: int) -> dict[str, Any]:
         made = importlib.import_module(module).connect(way, address, index)
         assert isinstance(made, Store), "an adapter connects a Store"
-        self._store = made
+        self._store, self._index = made, index
         for cell in self._cells.values():
             cell.store = made
+            if isinstance(cell.beside, DirectFile) and STORED in address:
+                cell.beside.read_instead(address[STORED])
         return {}
 
     def leave(self) -> dict[str, Any]:
@@ -83,7 +86,7 @@ class Session:
         self, name: str, block_bytes: int, blocks: int, sets: int, seed: int, beside: str
     ) -> dict[str, Any]:
         assert self._store is not None, "open comes first"
-        self._cells[name] = Cell(self._store, block_bytes, blocks, sets, seed, beside)
+        self._cells[name] = Cell(self._store, block_bytes, blocks, sets, seed, beside, self._index)
         return {}
 
     def fill(self, name: str) -> dict[str, Any]:
@@ -139,19 +142,28 @@ class Cell:
     """Buffers and keys of one shape: `sets` batches stored, read and replaced in turns."""
 
     def __init__(
-        self, store: Store, block_bytes: int, blocks: int, sets: int, seed: int, beside: str
+        self,
+        store: Store,
+        block_bytes: int,
+        blocks: int,
+        sets: int,
+        seed: int,
+        beside: str,
+        index: int,
     ) -> None:
         self.store = store
         self._random = np.random.default_rng(seed)
         self._sources = store.buffers(blocks, block_bytes)
         self._targets = store.buffers(blocks, block_bytes)
+        for target in self._targets:
+            target[:] = 1  # no page of it is touched for the first time in a get
         for source in self._sources:
             source[:] = self._random.integers(0, 256, block_bytes, dtype=np.uint8)
         self._plain = Plain(block_bytes, blocks)
         self.beside: Beside = (
             Ring(block_bytes, blocks, sets)
             if beside == "copy"
-            else DirectFile(block_bytes, blocks, sets)
+            else DirectFile(block_bytes * blocks, sets, index)
         )
         self._keys: list[list[bytes]] = [[] for _ in range(sets)]
         self._stamps = [0] * sets
@@ -275,35 +287,54 @@ class Ring:
 
 
 class DirectFile:
-    """An O_DIRECT read (buffered where the filesystem has none, after dropping its pages) of as many bytes: what a get from disk is
-    compared with. Large reads are in one call of at most 1 MiB each."""
+    """An O_DIRECT read (buffered where the filesystem has none, after dropping its pages) of as many bytes, in calls of 1 MiB: what a get from
+    disk is compared with. The bytes of the contestant itself where it says where they are, after they were got: a virtual disk
+    reads one file at half the speed of another. Else a plain file's."""
 
-    def __init__(self, block_bytes: int, blocks: int, sets: int) -> None:
-        self._batch_bytes = max(block_bytes * blocks, ALIGNMENT)
-        self._sets = sets
+    def __init__(self, batch_bytes: int, sets: int, index: int) -> None:
+        self._batch_bytes = max(batch_bytes, ALIGNMENT)
+        self._sets, self._first = sets, index * sets
         self._file = tempfile.NamedTemporaryFile(prefix="kvstored-bench-", dir=_disk_folder())  # noqa: SIM115
         for _ in range(sets):
             self._file.write(os.urandom(4096) * (self._batch_bytes // 4096))
         self._file.flush()
         os.fsync(self._file.fileno())
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        try:
-            self._descriptor = os.open(self._file.name, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            self._descriptor = os.open(self._file.name, os.O_RDONLY)
+        self._descriptor = _direct(self._file.name)
+        self._ranges = [(0, self._batch_bytes * sets)]
         self._memory = mmap.mmap(-1, self._batch_bytes)
         np.frombuffer(self._memory, np.uint8)[:] = 1
+
+    def read_instead(self, path: str) -> None:
+        """What is written of that file, where it is as much as a batch."""
+        descriptor = _direct(path)
+        ranges = list(_written(descriptor, self._batch_bytes))
+        if not ranges:
+            os.close(descriptor)
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._ranges = descriptor, ranges
 
     def put(self, turn: int, sources: Sequence[Bytes]) -> None:
         raise NotImplementedError("cells from disk only read")
 
     def get(self, turn: int, targets: Sequence[Bytes]) -> None:
         view = memoryview(self._memory)
-        offset = (turn % self._sets) * self._batch_bytes
+        offset = self._offset(self._first + turn % self._sets)
         for at in range(0, self._batch_bytes, READ_BYTES):
             piece = view[at : at + READ_BYTES]
             if os.preadv(self._descriptor, [piece], offset + at) != len(piece):
                 raise OSError(f"short read: offset={offset + at}")
+
+    def _offset(self, batch: int) -> int:
+        """Of the batch of that number; from the first again where there are fewer."""
+        fits = [(end - begin) // self._batch_bytes for begin, end in self._ranges]
+        batch %= sum(fits)
+        for (begin, _), count in zip(self._ranges, fits, strict=True):
+            if batch < count:
+                return begin + batch * self._batch_bytes
+            batch -= count
+        raise AssertionError("batch is one of them")
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -317,6 +348,27 @@ def _stamp(blocks: Sequence[Bytes], put: int) -> None:
     """Each block says which put it is of, and which of its blocks."""
     for i, block in enumerate(blocks):
         block[:16] = np.array([put, i], np.uint64).view(np.uint8)
+
+
+def _direct(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return os.open(path, os.O_RDONLY)
+
+
+def _written(descriptor: int, least: int) -> Iterator[tuple[int, int]]:
+    """Ranges of a file that were written, of so many bytes at least: others are read without a disk."""
+    end = 0
+    while True:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:  # no more
+            return
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        begin = -(-begin // ALIGNMENT) * ALIGNMENT
+        if end - begin >= least:
+            yield begin, end
 
 
 def _disk_folder() -> Path:

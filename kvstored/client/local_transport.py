@@ -12,7 +12,7 @@ from kvstored.client.lending import Borrowed
 from kvstored.client.links import GetCall
 from kvstored.client.local import LocalDataLink
 from kvstored.client.optimistic import Optimistic
-from kvstored.client.parts import got_in_turns
+from kvstored.client.parts import LINKS, got_in_turns
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.segments import Segments
@@ -40,15 +40,19 @@ class LocalTransport:
     def get_each(
         self, link: LocalDataLink, calls: Sequence[GetCall], timeout_s: float
     ) -> list[GetResult]:
-        another = self._channel.borrow_another(timeout_s)
-        if another is None:
-            return got_in_turns([link], calls, timeout_s)
+        others: list[LocalLink] = []
         try:
-            is_same = another.session is link.session  # else the daemon was just restarted
-            links = [link, self._lent(another)] if is_same else [link]
+            while len(others) < LINKS - 1:
+                another = self._channel.borrow_another(timeout_s)
+                if another is None:
+                    break
+                others.append(another)
+            # of another session where the daemon was just restarted
+            links = [link, *(self._lent(each) for each in others if each.session is link.session)]
             return got_in_turns(links, calls, timeout_s)
         finally:
-            self._channel.give_back(another)
+            for each in others:
+                self._channel.give_back(each)
 
     def _lent(self, link: LocalLink) -> LocalDataLink:
         return LocalDataLink(

@@ -14,6 +14,9 @@ from kvstored.core.types import BATCH_KEYS_MAX
 PART_BYTES = 16 << 20
 """Loads in some 10 ms, to which a message adds one."""
 
+LINKS = 3
+"""Parts of one read that may be under way: two load while one is copied."""
+
 Asked = TypeVar("Asked")
 
 

@@ -20,9 +20,10 @@ from kvstored.tiers import views as memory
 from kvstored.tiers.base import Views
 
 _NAME = re.compile(r"slab-(\d{5})\.dat")
-_RUN_BYTES_MAX = 4 << 20
-"""Of one system call, so that checking and decoding begin soon; a larger buffer goes alone. Beyond 1 MiB a call is no faster.
-Of units it takes 1,024, as many buffers as a call may have (IOV_MAX)."""
+_CALL_BYTES_MAX = 1 << 20
+"""Of one system call: beyond it none is faster, checking and decoding begin later, and with a lane's four threads in calls of 4 MiB some devices
+left two of them waiting until all others were served, 54 ms of 57, where in calls of 1 MiB the longest took 5. In units at most 256 buffers (IOV_MAX
+is 1,024)."""
 BRIDGE_BYTES = 64 << 10
 """What lies between two pieces is read along, and left, where it is no more: it takes no longer than another call. Blocks that were made smaller by
 the codec lie so. Of all that is read it is at most half."""
@@ -304,7 +305,7 @@ class Slabs:
     ) -> None:
         fd = self._fds[segment]
         while views:
-            moved = move(fd, views, offset)
+            moved = move(fd, _first(views), offset)
             if moved <= 0:
                 raise OSError(errno.EIO, "slab is shorter than its records say")
             offset += moved
@@ -332,7 +333,7 @@ def _runs(jobs: Sequence[Job], bridge_bytes: int) -> list[list[Job]]:
     for job in sorted(jobs, key=lambda job: (job.segment, job.offset)):
         size, gap = len(job.view), job.offset - end
         is_next = bool(runs) and runs[-1][-1].segment == job.segment and 0 <= gap <= bridge_bytes
-        is_next &= left + gap <= wanted and wanted + left + gap + size <= _RUN_BYTES_MAX
+        is_next &= left + gap <= wanted and wanted + left + gap + size <= _CALL_BYTES_MAX
         if is_next:
             runs[-1].append(job)
             wanted, left = wanted + size, left + gap
@@ -360,12 +361,17 @@ def _slot_runs(places: Places, bridge_bytes: int) -> Iterator[list[int]]:
 
 def _parts_of(ends: NDArray[np.int64]) -> Iterator[slice]:
     """Stretches of a run of places for one call each; `ends`: in units from the run's begin, the first of which is a place's size."""
-    units_max, begin = _RUN_BYTES_MAX // UNIT_BYTES, 0
+    units_max, begin = _CALL_BYTES_MAX // UNIT_BYTES, 0
     while begin < len(ends):
         before = int(ends[begin] - ends[0])
         end = int(np.searchsorted(ends, before + max(units_max, int(ends[0])), side="right"))
         yield slice(begin, end)
         begin = end
+
+
+def _first(views: list[memoryview]) -> list[memoryview]:
+    """As much of the buffers as one call takes: only a buffer that is larger by itself is cut."""
+    return views if len(views) > 1 else [views[0][:_CALL_BYTES_MAX]]
 
 
 def _rest(views: list[memoryview], moved: int) -> list[memoryview]:

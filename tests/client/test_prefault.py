@@ -52,7 +52,7 @@ def test_every_page_is_mapped_and_none_is_changed(populate: Callable[[Bytes], ob
 def test_a_kernel_without_populate_is_asked_once_and_pages_are_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvstored.paging._MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr("kvstored.paging._MADV_POPULATE_READ", 9999)
     memory, populate = backed(), Populate()
     populate(memory)
     assert not populate.is_known

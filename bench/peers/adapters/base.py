@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Address = dict[str, str]
 """What a worker needs to reach a server."""
+STORED = "stored"
+"""In an address: the file that holds what is read from disk."""
 
 
 @dataclass(frozen=True, slots=True)

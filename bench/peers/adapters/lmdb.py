@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
+from bench.peers.adapters.base import STORED, Address, Bytes, Environment, Need, Store
 from bench.peers.adapters.files import drop_pages
 from bench.peers.environment import own
 
 
 class Folder:
     def __init__(self, path: Path, map_bytes: int) -> None:
-        self.address: Address = {"folder": str(path), "map_bytes": str(map_bytes)}
+        self.address: Address = {
+            "folder": str(path),
+            "map_bytes": str(map_bytes),
+            STORED: str(path / "data.mdb"),
+        }
         self._path = path
 
     def chill(self) -> None:

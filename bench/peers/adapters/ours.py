@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
+from bench.peers.adapters.base import STORED, Address, Bytes, Environment, Need, Store
 from bench.peers.environment import own
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ SPARE = 3
 
 class Daemon:
     def __init__(self, daemon: object, socket: str, folder: Path) -> None:
-        self.address: Address = {"address": socket}
+        self.address: Address = {
+            "address": socket,
+            STORED: str(folder / "disk" / "slab-00000.dat"),
+        }
         self._daemon = daemon
         self._folder = folder
 
