@@ -36,7 +36,7 @@ NOT_WANTED = "the copy is not wanted any more"
 class Bounds:
     """How much one lane call carries.
 
-    Loads are as long as one system call of the disk: the lane's threads keep several in flight, one decodes while others read, and the
+    Loads are of a few system calls of the disk: the lane's threads keep several in flight, one decodes while others read, and the
     first bytes are there soon. Copies from and to a GPU are one submission: half a millisecond of PCIe. Write-back is long, because a commit
     costs the same whatever it holds. What is loaded as a run
     becomes readable in larger parts: that costs the loop a millisecond whatever it holds.
