@@ -470,7 +470,10 @@ class TestBounds:
         peers = [connect() for _ in range(2)]
         assert all(each.answer()[1] == 0 for each in peers)
         assert connect().refusal() == "Busy"
-        facts = server.report()
+        ends = time.monotonic() + 20
+        while (facts := server.report()).opened < 2:  # counted when the answer has gone
+            assert time.monotonic() < ends
+            time.sleep(0.01)
         assert (facts.opened, facts.refused, facts.connections) == (2, 1, 2)
         assert facts.received_bytes > 0 < facts.sent_bytes
 
