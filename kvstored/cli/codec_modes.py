@@ -11,7 +11,7 @@ from kvstored.codec import blocks, planner
 from kvstored.codec.blocks import Known
 from kvstored.codec.elements import FORMS, Bytes, Element, element_of
 from kvstored.codec.lossy import BY_CHANNEL, Grid
-from kvstored.codec.plan import RESIDUAL, RESIDUAL_SMALL, Method, Plan, Step
+from kvstored.codec.plan import AGAINST, AGAINST_SMALL, Method, Plan, Step
 from kvstored.codec.planner import Goal
 from kvstored.codec.report import ErrorReport, error_report
 from kvstored.errors import InvalidArgument
@@ -65,9 +65,9 @@ def lossless_modes(subject: Subject) -> list[Mode]:
         modes.append(_framed(subject, f"plan {name}", plan, note=str(plan)))
     if subject.references:
         plan = _plan(subject, Step(Method.RAW))
-        for name, residual in (("", RESIDUAL), (" in bins", RESIDUAL_SMALL)):
+        for name, against in (("", AGAINST), (" small", AGAINST_SMALL)):
             coded = Plan(
-                plan.element, plan.steps, plan.rows, plan.columns, plan.section_bytes, residual
+                plan.element, plan.steps, plan.rows, plan.columns, plan.section_bytes, against
             )
             modes.append(_framed(subject, f"P frame{name}", coded, against=1))
             if len(subject.references) > 1:
