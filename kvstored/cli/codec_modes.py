@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import zstandard
@@ -64,14 +64,11 @@ def lossless_modes(subject: Subject) -> list[Mode]:
         plan = planner.plan_for(subject.blocks[0], subject.element, subject.rows, goal=goal)
         modes.append(_framed(subject, f"plan {name}", plan, note=str(plan)))
     if subject.references:
-        plan = _plan(subject, Step(Method.RAW))
         for name, against in (("", AGAINST), (" small", AGAINST_SMALL)):
-            coded = Plan(
-                plan.element, plan.steps, plan.rows, plan.columns, plan.section_bytes, against
-            )
-            modes.append(_framed(subject, f"P frame{name}", coded, against=1))
+            plan = replace(_plan(subject, Step(Method.RAW)), against=against)
+            modes.append(_framed(subject, f"P frame{name}", plan, against=1))
             if len(subject.references) > 1:
-                modes.append(_framed(subject, f"B frame{name}", coded, against=2))
+                modes.append(_framed(subject, f"B frame{name}", plan, against=2))
     return modes
 
 

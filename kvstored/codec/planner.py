@@ -12,7 +12,6 @@ import numpy as np
 from kvstored.codec import sections
 from kvstored.codec.elements import FORMS, Bytes, Element
 from kvstored.codec.plan import (
-    AGAINST,
     AGAINST_SMALL,
     RAW,
     SECTION_BYTES,
@@ -57,10 +56,11 @@ def plan_for(
     delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
 ) -> Plan:
     """The plan for blocks like `sample`, a full block with `rows` rows (tokens, or one for every m). Raw where nothing gains 3 %."""
-    raw = Plan(element)
+    plan = Plan(element)
     if not len(sample):
-        return raw
-    plan = replace(raw, against=AGAINST_SMALL if goal is Goal.RATIO else AGAINST)
+        return plan
+    if goal is Goal.RATIO:
+        plan = replace(plan, against=AGAINST_SMALL)
     if element is not Element.OPAQUE:
         usual = Step(Method.SYMBOLS if goal is Goal.RATIO else Method.PLANES)
         plan = _with_sections(_with_layout(plan, sample, rows), sample, usual)

@@ -25,6 +25,7 @@ class Golden:
     references: int = 0
     is_old: bool = False
     """Nothing makes such a frame any more."""
+    rows: int = ROWS
 
     @property
     def path(self) -> Path:
@@ -32,7 +33,7 @@ class Golden:
 
     def plain(self, variant: str = "b") -> NDArray[np.uint8]:
         """The first rows of V, as the plan's element."""
-        words = real.bits(variant)[1, :ROWS].reshape(-1)
+        words = real.bits(variant)[1, : self.rows].reshape(-1)
         element = self.plan.element
         if element not in {Element.BF16, Element.OPAQUE}:
             words = words_of_floats(floats_of(words, Element.BF16), element)
@@ -67,6 +68,7 @@ GOLDEN = (
     *(Golden(f"p-{e.name.lower()}", _plan(e, Method.RAW), 1, is_old=True) for e in Element),
     Golden("b", _plan(BF16, Method.RAW), 2, is_old=True),
     *(Golden(f"p-lanes-{e.name.lower()}", _plan(e, Method.RAW), 1) for e in Element),
+    Golden("p-lanes-long", _plan(BF16, Method.RAW), 1, rows=256),
     Golden("b-lanes", _plan(BF16, Method.RAW), 2),
     *(Golden(f"uniform-{g.name.lower()}", _plan(BF16, Method.UNIFORM, g)) for g in Grid),
     Golden("uniform-by-channel", _plan(BF16, Method.UNIFORM, Grid.INT4 | BY_CHANNEL)),
