@@ -53,6 +53,7 @@ def _plan(element: Element, method: Method, parameter: int = 0) -> Plan:
         rows=ROWS,
         columns=64,
         section_bytes=2048,
+        against=Step(Method.LANES, 7),
     )
 
 
