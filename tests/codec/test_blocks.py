@@ -127,7 +127,7 @@ def test_real_kv_reaches_the_ratios_that_the_docs_name() -> None:
     p = blocks.encode(b, Plan(Element.BF16, **layout), [blocks.known(b"a" * 32, a)])
     assert len(a) / len(planes) > 1.44
     assert len(a) / len(symbols) > 1.48
-    assert len(b) / len(p) > 2.9
+    assert len(b) / len(p) > 3.05
 
 
 def test_a_layer_is_decoded_without_looking_at_the_others() -> None:
