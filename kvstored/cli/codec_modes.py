@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import zstandard
@@ -11,7 +11,7 @@ from kvstored.codec import blocks, planner
 from kvstored.codec.blocks import Known
 from kvstored.codec.elements import FORMS, Bytes, Element, element_of
 from kvstored.codec.lossy import BY_CHANNEL, Grid
-from kvstored.codec.plan import RESIDUAL, RESIDUAL_SMALL, Method, Plan, Step
+from kvstored.codec.plan import AGAINST, AGAINST_SMALL, Method, Plan, Step
 from kvstored.codec.planner import Goal
 from kvstored.codec.report import ErrorReport, error_report
 from kvstored.errors import InvalidArgument
@@ -64,14 +64,11 @@ def lossless_modes(subject: Subject) -> list[Mode]:
         plan = planner.plan_for(subject.blocks[0], subject.element, subject.rows, goal=goal)
         modes.append(_framed(subject, f"plan {name}", plan, note=str(plan)))
     if subject.references:
-        plan = _plan(subject, Step(Method.RAW))
-        for name, residual in (("", RESIDUAL), (" in bins", RESIDUAL_SMALL)):
-            coded = Plan(
-                plan.element, plan.steps, plan.rows, plan.columns, plan.section_bytes, residual
-            )
-            modes.append(_framed(subject, f"P frame{name}", coded, against=1))
+        for name, against in (("", AGAINST), (" small", AGAINST_SMALL)):
+            plan = replace(_plan(subject, Step(Method.RAW)), against=against)
+            modes.append(_framed(subject, f"P frame{name}", plan, against=1))
             if len(subject.references) > 1:
-                modes.append(_framed(subject, f"B frame{name}", coded, against=2))
+                modes.append(_framed(subject, f"B frame{name}", plan, against=2))
     return modes
 
 

@@ -63,20 +63,20 @@ def encode_into(
 ) -> int:
     """One frame at the start of `out`, which has `stored_bytes_max`; its size.
 
-    With references every section of a lossless plan is a residual, where that is smaller than raw; they must be as long as `plain`.
+    With references every section of a lossless plan is of differences, where that is smaller than raw; they must be as long as `plain`.
     A lossy frame's checksum and largest error are of what it decodes to. Raises InvalidArgument where references do not fit.
     """
     _check_references(len(plain), references)
-    steps = plan.steps
+    steps, section = plan.steps, plan.section_bytes_for(len(references))
     if references and not plan.is_lossy:
-        steps = (plan.residual,)
+        steps = (plan.against,)
     form = Layout(plan.element, plan.rows, plan.columns)
-    begins = range(0, len(plain), plan.section_bytes)
+    begins = range(0, len(plain), section)
     writer = Writer(out, layout.size_of(len(shape), len(references), len(begins)))
     rows: list[tuple[int, int, int, int]] = []
     for i, begin in enumerate(begins):
-        part = plain[begin : begin + plan.section_bytes]
-        others = [other.plain[begin : begin + plan.section_bytes] for other in references]
+        part = plain[begin : begin + section]
+        others = [other.plain[begin : begin + section] for other in references]
         step, size_bytes = sections.encode(writer, part, steps[i % len(steps)], form, others)
         rows.append((size_bytes, step.method, step.parameter, checksum_of(part)))
     header = Header(
@@ -84,7 +84,7 @@ def encode_into(
         plain_bytes=len(plain),
         stored_bytes=writer.size_bytes,
         checksum=checksum_of(plain),
-        section_bytes=plan.section_bytes,
+        section_bytes=section,
         rows=plan.rows,
         columns=plan.columns,
         shape=shape,

@@ -69,5 +69,7 @@ def exponents_of(words: Words, element: Element) -> Bytes:
     form = FORMS[element]
     if element is Element.OPAQUE:
         return (words >> 4).astype(np.uint8)
-    shifted = (words >> form.mantissa_bits).astype(np.uint8)  # the cast cuts the sign off 8 bits
+    shifted = (words >> form.mantissa_bits).astype(np.uint8)
+    if form.exponent_bits == 8:
+        return shifted  # the cast has cut the sign off
     return shifted & np.uint8((1 << form.exponent_bits) - 1)

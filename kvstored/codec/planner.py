@@ -12,9 +12,8 @@ import numpy as np
 from kvstored.codec import sections
 from kvstored.codec.elements import FORMS, Bytes, Element
 from kvstored.codec.plan import (
+    AGAINST_SMALL,
     RAW,
-    RESIDUAL,
-    RESIDUAL_SMALL,
     SECTION_BYTES,
     Method,
     Plan,
@@ -57,11 +56,11 @@ def plan_for(
     delta_min_context_tokens: int = DELTA_MIN_CONTEXT_TOKENS,
 ) -> Plan:
     """The plan for blocks like `sample`, a full block with `rows` rows (tokens, or one for every m). Raw where nothing gains 3 %."""
-    raw = Plan(element)
+    plan = Plan(element)
     if not len(sample):
-        return raw
-    residual = RESIDUAL_SMALL if goal is Goal.RATIO else RESIDUAL
-    plan = replace(raw, residual=residual)
+        return plan
+    if goal is Goal.RATIO:
+        plan = replace(plan, against=AGAINST_SMALL)
     if element is not Element.OPAQUE:
         usual = Step(Method.SYMBOLS if goal is Goal.RATIO else Method.PLANES)
         plan = _with_sections(_with_layout(plan, sample, rows), sample, usual)
@@ -83,7 +82,7 @@ def is_near(plain: Bytes, reference: Bytes, plan: Plan) -> bool:
     span = slice(middle * plan.section_bytes, (middle + 1) * plan.section_bytes)
     form = Layout(plan.element, plan.rows, plan.columns)
     alone = _size(plain[span], plan.steps[middle % len(plan.steps)], form)
-    against = _size(plain[span], plan.residual, form, (reference[span],))
+    against = _size(plain[span], plan.against, form, (reference[span],))
     return against < alone * (1 - NEAR_GAIN_MIN)
 
 

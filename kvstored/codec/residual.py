@@ -1,8 +1,7 @@
-"""P and B sections: what an element differs by from the same element of one reference block, or of the mean of two.
+"""P and B sections of frames made before `lanes`: what was written then is read, and no more is written.
 
-The difference is taken of the bit patterns as integers, modulo their width: exact for every value, NaN payloads too, and small where the
-values are near. How small depends on the size of the value, so differences can be put into bins by the reference's exponent, which the
-decoder has as well; each bin has a Huffman code of its own.
+Differences as there, put into bins by the reference's exponent, each with a Huffman code of its own; values that differ by more than a byte
+follow as their differences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,60 +12,23 @@ from numpy.typing import NDArray
 
 from kvstored.codec import planes, zigzag
 from kvstored.codec.elements import FORMS, Bytes, Element, Words, exponents_of
-from kvstored.codec.streams import Reader, Writer
+from kvstored.codec.lanes import predicted
+from kvstored.codec.streams import Reader
 from kvstored.errors import Corrupt
 
 _ESCAPE = 255
 _BIAS = 127
-"""Differences of -127 to 127 are one byte; others are escaped and follow whole."""
-_ESCAPES_SHARE = 16
-"""More escapes than 1/16 of the values, and the upper byte of every difference is coded instead."""
 _SAMPLE = 1024
-_NARROW, _WIDE = 0, 1
-
+_WIDE = 1
 _STRETCH = 1 << 15
 Bins = list[NDArray[np.bool_]]
 """A mask over the values for each bin; none means one bin."""
 
 
-def encode(
-    writer: Writer, words: Words, references: Sequence[Words], element: Element, bins: int
-) -> None:
-    reference = _predicted(references)
-    difference = words - reference
-    if FORMS[element].width_bytes == 4:
-        planes.encode(writer, zigzag.folded(difference))
-        return
-    in_bins = _binned(reference, element, bins)
-    if FORMS[element].width_bytes == 1:
-        _add_binned(writer, difference.astype(np.uint8), in_bins)
-        return
-    symbols, where = _symbols(difference)
-    if len(where) * _ESCAPES_SHARE <= len(words):
-        writer.add_number(_NARROW)
-        writer.add_number(len(where))
-        _add_binned(writer, symbols, in_bins)
-        planes.encode(writer, difference[where])
-        return
-    writer.add_number(_WIDE)
-    folded = zigzag.folded(difference)
-    _add_binned(writer, (folded >> 8).astype(np.uint8), in_bins)
-    _add_binned(writer, folded.astype(np.uint8), in_bins)
-
-
-def _symbols(difference: Words) -> tuple[Bytes, NDArray[np.intp]]:
-    """One byte for each, and where it is an escape."""
-    biased = difference + np.uint16(_BIAS)
-    symbols = biased.astype(np.uint8)
-    where = np.flatnonzero(biased >= _ESCAPE)
-    symbols[where] = _ESCAPE
-    return symbols, where
-
-
 def decode(
     reader: Reader, target: Words, references: Sequence[Words], element: Element, bins: int
 ) -> None:
-    reference = _predicted(references)
+    reference = predicted(references)
     if FORMS[element].width_bytes == 4:
         folded = np.empty_like(target)
         planes.decode(reader, folded)
@@ -93,15 +55,6 @@ def decode(
     target[where] = reference[where] + escaped
 
 
-def _predicted(references: Sequence[Words]) -> Words:
-    """The reference, or the mean of two, rounded down, without a carry out of the width."""
-    if len(references) == 1:
-        return references[0]
-    one, other = references
-    mean: Words = (one & other) + np.right_shift(one ^ other, 1)
-    return mean
-
-
 def _binned(reference: Words, element: Element, bins: int) -> Bins:
     """Which values are in which bin, of about equal counts. A function of the reference alone: both sides make the same."""
     if bins < 2 or not len(reference):
@@ -112,16 +65,6 @@ def _binned(reference: Words, element: Element, bins: int) -> Bins:
     below = [exponents < cut for cut in cuts]
     middle = [lower ^ upper for lower, upper in pairwise(below)]
     return [below[0], *middle, exponents >= cuts[-1]]
-
-
-def _add_binned(writer: Writer, values: Bytes, bins: Bins) -> None:
-    if not bins:
-        writer.add(values)
-    for mask in bins:
-        part = np.empty(np.count_nonzero(mask), dtype=np.uint8)
-        for span, where, filled in _runs(mask):
-            np.take(values[span], where, out=part[filled], mode="clip")
-        writer.add(part)
 
 
 def _take_binned(reader: Reader, bins: Bins, count: int) -> Bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from kvstored.codec import lossy, planes, residual, symbols, tokens
+from kvstored.codec import lanes, lossy, planes, residual, symbols, tokens
 from kvstored.codec.elements import FORMS, Bytes, Element, words_of
 from kvstored.codec.plan import RAW, Method, Step, tile_of
 from kvstored.codec.streams import Reader, Writer
@@ -47,8 +47,8 @@ def _encoded(
     tile = tile_of(len(words), layout.rows, layout.columns)
     parts = [words_of(cut(r, layout.element)[0], layout.element) for r in references]
     taken = step
-    if step.method is Method.RESIDUAL:
-        residual.encode(writer, words, parts, layout.element, step.parameter)
+    if step.method is Method.LANES:
+        lanes.encode(writer, words, parts, layout.element, step.parameter)
     elif step.method is Method.TOKENS:
         tokens.encode(writer, words, tile, step.parameter)
     else:
@@ -99,9 +99,11 @@ def decode(
         planes.decode(reader, words)
     else:
         parts = [words_of(cut(r, layout.element)[0], layout.element) for r in references]
-        if step.method is Method.RESIDUAL:
-            if not parts:
-                raise Corrupt("residual without a reference")
+        if step.method in (Method.LANES, Method.RESIDUAL) and not parts:
+            raise Corrupt("differences without a reference")
+        if step.method is Method.LANES:
+            lanes.decode(reader, words, parts, layout.element)
+        elif step.method is Method.RESIDUAL:
             residual.decode(reader, words, parts, layout.element, step.parameter)
         else:
             lossy.decode(reader, words, parts, layout.element, tile, step)

@@ -38,7 +38,7 @@ def test_every_mode_has_a_ratio_and_rates(files: dict[str, str]) -> None:
     modes = figures(files["b"], "--against", files["a"])
     ratio = {name: mode["ratio"] for name, mode in modes.items()}
     assert ratio["plan small"] > ratio["planes"] > ratio["zstd 1 alone"] > 1.2
-    assert ratio["P frame in bins"] > ratio["P frame"] > 2.5
+    assert ratio["P frame small"] >= ratio["P frame"] > 2.9
     assert all(mode["encode_rate"] > 0 and mode["decode_rate"] > 0 for mode in modes.values())
     assert all(mode["error"] is None for mode in modes.values())
 

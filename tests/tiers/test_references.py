@@ -25,8 +25,9 @@ A_UNITS = FULL_BYTES // 4096
 
 
 def of(variant: str) -> NDArray[np.uint8]:
-    """Eight tiles; those of `b` have the same tokens as those of `a`."""
-    return np.concatenate([real.plain(variant)] * 4)
+    """Eight tiles, each pair begins at another token; those of `b` have the same tokens as those of `a`."""
+    tiles = [np.roll(real.bits(variant), 67 * i, axis=1) for i in range(4)]
+    return np.concatenate(tiles).reshape(-1).view(np.uint8)
 
 
 def opened(folder: Path) -> Disk:
