@@ -30,6 +30,7 @@ from kvstored.store.recovery import Found, Recovery
 from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
 from kvstored.transport.local import LocalServer
 from kvstored.transport.service import StoreService
+from kvstored.transport.sockets import refuse_served
 
 log = logs.get("daemon")
 
@@ -117,6 +118,8 @@ class Daemon:
         self._config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._server.start(tasks)
         if self._config.metrics_listen is not None:
+            if self._config.metrics_listen.path:
+                refuse_served(Path(self._config.metrics_listen.path), "metrics_listen")
             await self._metrics_server.start(self._config.metrics_listen)
         tasks.create_task(self._restore(recovering, growers), name="recovery and growth")
         if self._parts.tiers.hbm is not None:

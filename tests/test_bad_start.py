@@ -38,6 +38,23 @@ def check_serves(served: Served) -> None:
         assert namespace.get(Keys.opaque([key])).hits == 1
 
 
+def test_a_socket_that_another_daemon_serves_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """A second daemon with a state directory of its own bound to it: the first ran on, ready, and nobody could reach it any more."""
+    metrics = tmp_path / "m"
+    with Served(tmp_path, dram="16MiB", disk="0B", metrics_listen=f"unix:{metrics}") as served:
+        other = ("--state-dir", str(tmp_path / "other"), "--dram", "4MiB", "--disk", "0B")
+        said = refused(*other, *QUIET, "--socket", str(served.socket))
+        assert f"socket={served.socket} error=Address already in use" in said
+        mine = (*other, "--socket", str(tmp_path / "o"))
+        for taken in (
+            ("--listen", "off", "--metrics-listen", f"unix:{metrics}"),
+            ("--listen", f"unix:{metrics}", "--metrics-listen", "off"),
+        ):
+            assert f"={metrics} error=Address already in use" in refused(*mine, *taken)
+        assert metrics.is_socket()
+        check_serves(served)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
