@@ -139,7 +139,7 @@ def test_a_large_cold_read_is_right_and_counts_as_read_from_disk(
 
 
 def test_the_load_deadline_is_that_of_the_whole_read() -> None:
-    """Each part had all of it anew: a read of 2 GiB took 40 times what its caller gave it."""
+    """Each part had all of it anew: four parts with 0.3 s took 0.6 s, and more parts more."""
     clock = ManualClock()
     asked = [GetCall(pb.AcquireRequest(deadline_ms=ms), 1, 1) for ms in (300, 300, 300, 0)]
     left = []
