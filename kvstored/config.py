@@ -108,12 +108,14 @@ class Config(Section):
     def _bulk_is_reachable_in_safety(self) -> Self:
         listen, tls = self.bulk_listen, self.bulk_tls
         if listen and listen.path:
-            raise ValueError(f"bulk_listen is HOST:PORT or off, not {listen}")
+            raise ValueError(f"setting bulk_listen: it is HOST:PORT or off: value={listen}")
         if listen and not listen.is_loopback and tls.certificate is None:
             remedy = "set bulk_tls.certificate and bulk_tls.key"
-            raise ValueError(f"bulk_listen beyond loopback needs TLS: value={listen}; {remedy}")
+            raise ValueError(
+                f"setting bulk_listen: listening beyond loopback needs TLS: value={listen}; {remedy}"
+            )
         if tls.key is not None and tls.certificate is None:
-            raise ValueError("bulk_tls.key without bulk_tls.certificate")
+            raise ValueError("setting bulk_tls.key: it needs bulk_tls.certificate")
         return self
 
     def to_json(self) -> str:
@@ -298,6 +300,12 @@ def _refusal(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    if not key:  # of several settings: the message names them
+        return message
+    if key not in _MEANINGS:  # of a section
+        return f"setting {key}: {message}"
+    if "value=" not in message:
+        message += f": value={first['input']}"
     default = _default_texts().get(key)
     facts = f"{message}; from={origins.get(key, 'default')}"
     return f"setting {key}: {facts}" + (f" default={default}" if default else "")

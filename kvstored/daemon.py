@@ -19,7 +19,7 @@ from kvstored.config import Config
 from kvstored.core.plan import SPECULATIVE
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.what_if import Room, gains
-from kvstored.errors import KvstoredError
+from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.metrics_server import MetricsServer
 from kvstored.notify import Notifier, listen_fds
 from kvstored.statedir import read_status
@@ -30,6 +30,7 @@ from kvstored.store.recovery import Found, Recovery
 from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
 from kvstored.transport.local import LocalServer
 from kvstored.transport.service import StoreService
+from kvstored.transport.sockets import refuse_served
 
 log = logs.get("daemon")
 
@@ -117,6 +118,8 @@ class Daemon:
         self._config.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._server.start(tasks)
         if self._config.metrics_listen is not None:
+            if self._config.metrics_listen.path:
+                refuse_served(Path(self._config.metrics_listen.path), "metrics_listen")
             await self._metrics_server.start(self._config.metrics_listen)
         tasks.create_task(self._restore(recovering, growers), name="recovery and growth")
         if self._parts.tiers.hbm is not None:
@@ -207,18 +210,25 @@ class Daemon:
         """DRAM first: it is the larger loss. A tier grows once it is scanned, whatever becomes of the others."""
         async with asyncio.TaskGroup() as tasks:
             for tier, grower in growers.items():
-                if tier in recovering:
-                    await self._recover(tier)
+                if tier in recovering and not await self._recover(tier):
+                    continue
                 tasks.create_task(grower.run(), name=f"growth of {tier.name.lower()}")
             await asyncio.sleep(_CALIBRATION_S)
             self._store.speeds.calibrate(self._parts.tiers.arena_lane)
 
-    async def _recover(self, tier: TierId) -> None:
+    async def _recover(self, tier: TierId) -> bool:
+        """False where the tier cannot be read: this daemon makes way for one that opens it cold."""
         begun_s = asyncio.get_running_loop().time()
-        found = await self._recovery.run(tier)
+        try:
+            found = await self._recovery.run(tier)
+        except StateMismatch as error:
+            log.error("starting again, for a tier that has to start cold", error=str(error))  # noqa: TRY400 - it says all
+            self._ask_to_stop(False)
+            return False
         _log_recovery(tier, found, asyncio.get_running_loop().time() - begun_s)
         if tier is TierId.DRAM and not found.leased:
             self._store.clients.adopt(found.writers)
+        return True
 
     # ---- end
 

@@ -15,7 +15,7 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.tiers import disk_env
 from kvstored.tiers.disk import map_bytes_for
 from tests.crash.blocks import content_of, spec_of
-from tests.crash.served import Served, kvstored
+from tests.crash.served import Served, kvstored, wait_until
 
 SIZE = 4096
 QUIET = ("--listen", "off", "--metrics-listen", "off")
@@ -36,6 +36,23 @@ def check_serves(served: Served) -> None:
         key = os.urandom(32)
         assert namespace.put(Keys.opaque([key]), [content_of(key, SIZE)]).committed == 1
         assert namespace.get(Keys.opaque([key])).hits == 1
+
+
+def test_a_socket_that_another_daemon_serves_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """A second daemon with a state directory of its own bound to it: the first ran on, ready, and nobody could reach it any more."""
+    metrics = tmp_path / "m"
+    with Served(tmp_path, dram="16MiB", disk="0B", metrics_listen=f"unix:{metrics}") as served:
+        other = ("--state-dir", str(tmp_path / "other"), "--dram", "4MiB", "--disk", "0B")
+        said = refused(*other, *QUIET, "--socket", str(served.socket))
+        assert f"socket={served.socket} error=Address already in use" in said
+        mine = (*other, "--socket", str(tmp_path / "o"))
+        for taken in (
+            ("--listen", "off", "--metrics-listen", f"unix:{metrics}"),
+            ("--listen", f"unix:{metrics}", "--metrics-listen", "off"),
+        ):
+            assert f"={metrics} error=Address already in use" in refused(*mine, *taken)
+        assert metrics.is_socket()
+        check_serves(served)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +172,30 @@ def test_a_full_state_directory_serves_known_and_new_namespaces(small: Path) -> 
         stat = served.kill_daemon()
         served.answered(after_epoch=stat.epoch)
         assert added.digest in [each.digest for each in listed(client)]
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 4096, b"\xff" * 16], ids=["zeros", "another kind"])
+def test_an_index_with_damaged_pages_is_a_cold_start_of_the_disk(
+    tmp_path: Path, damage: bytes
+) -> None:
+    """LMDB ended the process with an assertion, again and again; or its error was waited out, for good, and nothing was ever recovered."""
+    served = Served(tmp_path, dram="16MiB", disk="16MiB")
+    with served:
+        check_serves(served)
+        with Client(served.address) as client:
+            namespace = client.open_namespace(spec_of(SIZE))
+            keys = [os.urandom(32) for _ in range(200)]
+            blocks = [content_of(key, SIZE) for key in keys]
+            assert namespace.put(Keys.opaque(keys), blocks).stored == len(keys)
+    index = served.state_dir / "disk" / "index" / "data.mdb"
+    with index.open("r+b") as file:
+        for page in range(2, index.stat().st_size // 4096):
+            content = os.pread(file.fileno(), 4096, page * 4096)
+            if any(key in content for key in keys):
+                os.pwrite(file.fileno(), damage, page * 4096)
+    with served:
+        wait_until(lambda: "starts cold" in served.tail(), what="the disk starts cold")
+        wait_until(lambda: served.try_stat() is not None, what="the daemon answers again")
+        check_serves(served)
+        assert [tier.state for tier in served.stat().tiers] == ["on", "on"]
+        assert not (index.parent / "scanning").exists()

@@ -72,6 +72,8 @@ def test_the_file_is_found_by_variable_and_in_the_xdg_directory(tmp_path: Path) 
     ("toml", "message"),
     [
         ('dram_capacity = "1GiB"', "name=dram_capacity.*did you mean dram.capacity"),
+        ('[dram]\ncapacity = "1KiB"', "dram.capacity: .*1048576: value=1024; from=file"),
+        ('[bulk_tls]\nkey = "/k"', "^setting bulk_tls.key: it needs bulk_tls.certificate"),
         ('[dram]\ncapcity = "1GiB"', "name=dram.capcity.*did you mean dram.capacity"),
         ('[drum]\ncapacity = "1GiB"', "name=drum.capacity.*did you mean dram.capacity"),
         ('dram = "1GiB"', "name=dram .*did you mean"),

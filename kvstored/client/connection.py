@@ -44,7 +44,10 @@ class Connection:
             raise InvalidArgument(
                 f"the socket's path is too long max={SOCKET_PATH_BYTES_MAX} path={path}"
             )
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # out of descriptors
+            raise Unavailable(f"no socket can be made: {error}; see `ulimit -n`") from error
         self._buffer = bytearray(_BUFFER_BYTES)
         self._call = 0
         self._timeout_s = 0.0

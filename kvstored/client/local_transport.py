@@ -12,10 +12,11 @@ from kvstored.client.lending import Borrowed
 from kvstored.client.links import GetCall
 from kvstored.client.local import LocalDataLink
 from kvstored.client.optimistic import Optimistic
-from kvstored.client.parts import LINKS, got_in_turns
+from kvstored.client.parts import LINKS, got_in_turns, within
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.segments import Segments
+from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 
 _TELL_S = 2.0
@@ -42,17 +43,21 @@ class LocalTransport:
     ) -> list[GetResult]:
         others: list[LocalLink] = []
         try:
-            while len(others) < LINKS - 1:
-                another = self._channel.borrow_another(timeout_s)
-                if another is None:
-                    break
+            while len(others) < LINKS - 1 and (another := self._another(timeout_s)) is not None:
                 others.append(another)
             # of another session where the daemon was just restarted
             links = [link, *(self._lent(each) for each in others if each.session is link.session)]
-            return got_in_turns(links, calls, timeout_s)
+            return got_in_turns(links, within(calls, self._channel.clock), timeout_s)
         finally:
             for each in others:
                 self._channel.give_back(each)
+
+    def _another(self, timeout_s: float) -> LocalLink | None:
+        """None where there is none to be had, for want of descriptors say: one will do."""
+        try:
+            return self._channel.borrow_another(timeout_s)
+        except KvstoredError:
+            return None
 
     def _lent(self, link: LocalLink) -> LocalDataLink:
         return LocalDataLink(

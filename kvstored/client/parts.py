@@ -3,11 +3,12 @@ while the next ones load.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from kvstored.client.links import GetCall, Glance
+from kvstored.client.links import GetCall, Glance, milliseconds
 from kvstored.client.results import Block, GetResult
+from kvstored.clock import Clock
 from kvstored.core.calls import ReadStatus
 from kvstored.core.types import BATCH_KEYS_MAX
 
@@ -73,6 +74,16 @@ def got_in_turns(
     while begun:
         take()
     return got
+
+
+def within(calls: Iterable[GetCall], clock: Clock) -> Iterator[GetCall]:
+    """The load deadline is that of the whole read: what is asked for later has less of it. Without one each part has the daemon's."""
+    begun_s = clock.elapsed_s()
+    for call in calls:
+        if call.request.deadline_ms:
+            spent_ms = milliseconds(clock.elapsed_s() - begun_s)
+            call.request.deadline_ms = max(1, call.request.deadline_ms - spent_ms)
+        yield call
 
 
 def merged(parts: Sequence[Part]) -> GetResult:

@@ -44,7 +44,7 @@ class History:
         return self._is_whole and not self.is_full
 
     def began_late(self) -> None:
-        """Blocks of an earlier run were found: others of it may be gone without a line."""
+        """Space of an earlier run was found: blocks of it may be gone without a line, even all of them."""
         self._is_whole = False
 
     @property

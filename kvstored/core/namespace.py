@@ -194,7 +194,8 @@ class Namespaces:
         try:
             return cls._parsed(json.loads(text))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise Corrupt(f"namespace registry cannot be read error={error!r}") from error
+            cause = f"{type(error).__name__}: {error}"  # the repr of some has the whole file
+            raise Corrupt(f"namespace registry cannot be read error={cause}") from error
         except InvalidArgument as error:
             raise Corrupt(f"namespace registry holds an impossible namespace: {error}") from error
 

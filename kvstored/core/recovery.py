@@ -118,7 +118,6 @@ class Recovery:
         if not parts:
             parts.append((as_rows([]), np.zeros(0), as_rows([])))
         rows, last_s, minus_depth = (np.concatenate(column) for column in zip(*parts, strict=True))
-        has_any = bool(len(rows))
         for chosen in in_order(last_s, minus_depth):
             for begin in range(0, len(chosen), SLICE_COPIES):
                 self._rank(tier, rows[chosen[begin : begin + SLICE_COPIES]], now_s)
@@ -126,8 +125,7 @@ class Recovery:
             if not len(chosen):
                 yield 0
         books.recovering.discard(tier)
-        if has_any:
-            books.history.began_late()
+        books.history.began_late()
         self._contested.pop(tier, None)
 
     def _drop_incomplete(self, rows: Rows, tier: TierId, now_s: float) -> Iterator[int]:

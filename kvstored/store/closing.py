@@ -10,7 +10,7 @@ from kvstored.core.calls import CopyTask, Reason, StoredPiece
 from kvstored.core.columnar import Places
 from kvstored.core.copying import CopyRun
 from kvstored.core.types import TierId
-from kvstored.errors import Corrupt, NoSpace
+from kvstored.errors import Corrupt, NoSpace, NotFound
 from kvstored.store.carrying import OTHER_PIECE, Result
 from kvstored.store.events import EventKind
 from kvstored.store.shell import Shell, fingerprint_bytes
@@ -141,8 +141,9 @@ def _same_bytes(task: CopyTask, records: Sequence[Record]) -> bool:
 
 
 def _reason_of(faults: Sequence[BaseException]) -> Reason:
-    """CORRUPT, which drops the source too, only where the bytes are bad."""
-    if any(isinstance(fault, Corrupt) for fault in faults):
+    """CORRUPT, which drops the source too, only where the bytes are bad, or the tier has no such piece: kept in the books it would be
+    present to every put and a miss to every get."""
+    if any(isinstance(fault, Corrupt | NotFound) for fault in faults):
         return Reason.CORRUPT
     return Reason.NO_SPACE if isinstance(faults[0], NoSpace) else Reason.IO_ERROR
 

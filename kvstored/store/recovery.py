@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvstored.core.bulk import RecoveredColumns
 from kvstored.core.calls import Base, PieceRow, Recovered
 from kvstored.core.types import Extent, Heat, Layout, Place, TierId
-from kvstored.errors import KvstoredError
+from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.machine import give_back_free_memory
 from kvstored.store.lane import Lane, Urgency
 from kvstored.store.shell import Shell
@@ -191,11 +191,15 @@ class Recovery:
         await self._insisted(shell.tiers.disk_lane, lambda: disk.discard(items))
 
     async def _insisted(self, lane: Lane, work: Callable[[], T]) -> T:
-        """Again and again while the tier fails: until its records are known nothing may be granted in it, and reads of others go on."""
+        """Again and again while the tier fails: until its records are known nothing may be granted in it, and reads of others go on.
+        A damaged index stays so: StateMismatch.
+        """
         is_told = False
         while True:
             try:
                 return await lane.submit(work, Urgency.BACKGROUND)
+            except StateMismatch:
+                raise
             except KvstoredError as error:
                 if not is_told:
                     self._shell.report("recovery has to wait for its tier", error)

@@ -1,4 +1,4 @@
-"""The LMDB environment of the disk tier: records by (fingerprint, group, shard), durable at every commit. The one module that knows lmdb.
+"""The LMDB environment of the disk tier: records by (fingerprint, group, shard), durable at every commit. With disk_walk the one module that knows lmdb.
 
 The map is bounded and allocated on the disk when it is made. Its last tenth is for deletes, which need pages too.
 """
@@ -6,7 +6,7 @@ The map is bounded and allocated on the disk when it is made. Its last tenth is 
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from kvstored.core.types import UNIT_BYTES, Fingerprints
 from kvstored.errors import Busy, Corrupt, KvstoredError, NoSpace, StateMismatch, Unavailable
 from kvstored.tiers.base import PieceRef, ref_of
+from kvstored.tiers.disk_walk import fault_of
 from kvstored.tiers.record import Record
 from kvstored.tiers.slabs import translated
 from kvstored.tiers.values import lies_at, pack_value, unpack_value
@@ -31,6 +32,8 @@ KEY_END = 1 << (8 * _KEY.size)
 _PUT_SHARE = 0.9
 _PAGES_PER_PUT = 0.25
 """A record fills about a twelfth of a page; halves after splits, and a margin."""
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.BadTxnError)
+"""The last of a transaction that went on after one of the others."""
 _READERS_MAX = 126
 _ADVICE_BYTES = 128 << 10
 """Linux cuts a larger request to the device's read-ahead without a word."""
@@ -62,6 +65,9 @@ class RecordEnv:
         assert map_bytes >= MAP_BYTES_MIN
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = directory / "data.mdb"
+        self._unfinished = directory / "scanning"
+        if self._unfinished.exists() and (fault := fault_of(directory)):
+            raise StateMismatch(f"disk index is damaged: path={directory} {fault}")
         try:
             self._env = lmdb.open(
                 str(directory),
@@ -130,12 +136,18 @@ class RecordEnv:
             return RawBatch([], [], KEY_END)
         if cursor == 0:
             self._warm()
+            # whoever dies of a damaged page in this scan would do so again and again: the next to open walks through it first
+            with suppress(OSError):
+                self._unfinished.touch()
         with _translating(), self._env.begin(db=self._records) as txn:
             rows = txn.cursor()
             found: list[tuple[bytes, bytes]] = []
             if rows.set_range(cursor.to_bytes(_KEY.size, "big")):
                 found = list(islice(rows.iternext(), limit))
         following = int.from_bytes(found[-1][0], "big") + 1 if len(found) == limit else KEY_END
+        if following == KEY_END:
+            with suppress(OSError):
+                self._unfinished.unlink(missing_ok=True)
         return RawBatch([key for key, _ in found], [value for _, value in found], following)
 
     def used_share(self, puts: int = 0) -> float:
@@ -264,4 +276,6 @@ def _translated(error: lmdb.Error) -> KvstoredError:
         return NoSpace(f"disk index is full: cause={error}")
     if isinstance(error, (lmdb.ReadersFullError, lmdb.TxnFullError)):
         return Busy(f"disk index has too many calls in flight: cause={error}")
+    if isinstance(error, _DAMAGE):
+        return StateMismatch(f"disk index is damaged: cause={error}")
     return Unavailable(f"disk index failed: cause={error}")

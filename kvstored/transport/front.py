@@ -30,6 +30,7 @@ from kvstored.notify import Notifier
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.bulk import BulkServer, Certificate
 from kvstored.transport.front_streams import Streams
+from kvstored.transport.sockets import refuse_served
 from kvstored.transport.upstream import Upstream
 from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
@@ -207,6 +208,7 @@ async def serve_front(
 def check_is_loopback(listen: str) -> None:
     """Raises ConfigError for an address that others than this host can reach."""
     if listen.startswith("unix:"):
+        refuse_served(Path(listen.removeprefix("unix://").removeprefix("unix:")), "listen")
         return
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -226,6 +228,7 @@ def check_is_loopback(listen: str) -> None:
 def check_is_free(listen: str) -> None:
     """Raises ConfigError with the flag for an address that is taken or not this machine's: gRPC tells less, in several lines."""
     if listen.startswith("unix:"):
+        refuse_served(Path(listen.removeprefix("unix://").removeprefix("unix:")), "listen")
         return
     host, _, port = listen.rpartition(":")
     family, kind, protocol, _, address = socket.getaddrinfo(

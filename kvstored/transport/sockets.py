@@ -1,5 +1,6 @@
 """Unix sockets of the local channel: made with the right mode, and who is at the other end. Knows no frames."""
 
+import errno
 import os
 import socket
 import stat
@@ -11,7 +12,7 @@ from kvstored.wire.frames import SOCKET_PATH_BYTES_MAX
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """A listener in place of whatever dead socket lies there; ConfigError where it cannot be made."""
+    """A listener in place of whatever dead socket lies there; ConfigError where it cannot be made, or somebody serves there."""
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             f"the socket's path is too long bytes={len(os.fsencode(path))} "
@@ -19,6 +20,7 @@ def listen(path: Path, mode: int) -> socket.socket:
         )
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"something that is no socket lies at path={path}")
+    refuse_served(path, "socket")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -32,6 +34,26 @@ def listen(path: Path, mode: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"the socket cannot be made path={path}: {error}") from error
     return listener
+
+
+def refuse_served(path: Path, setting: str) -> None:
+    """ConfigError where another process listens. Who binds to a path removes what lies there first: the socket of a daemon with another state
+    directory would go, and that daemon would be out of reach for good.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError as error:  # its queue is full, or it is another user's
+            reason = error.strerror or str(error)
+        else:
+            reason = os.strerror(errno.EADDRINUSE)
+    flag = f"--{setting.replace('_', '-')}"
+    raise ConfigError(
+        f"another process serves there: {setting}={path} error={reason}; stop it, or give another {flag}"
+    )
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:

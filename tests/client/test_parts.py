@@ -1,6 +1,9 @@
 """Gets in parts: in their order, with the others under way meanwhile, and right."""
 
+import errno
+import socket
 from collections.abc import Iterator
+from typing import Never
 
 import numpy as np
 import pytest
@@ -8,8 +11,10 @@ import pytest
 from kvstored.client import Client, Keys, Namespace, ReadStatus
 from kvstored.client.channel import LocalChannel, LocalLink
 from kvstored.client.links import GetCall
-from kvstored.client.parts import PART_BYTES, cut, got_in_turns, merged
+from kvstored.client.optimistic import Optimistic
+from kvstored.client.parts import PART_BYTES, cut, got_in_turns, merged, within
 from kvstored.client.results import GetResult
+from kvstored.clock import ManualClock
 from kvstored.errors import Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from tests.crash.blocks import content_of, is_right, spec_of
@@ -131,3 +136,28 @@ def test_a_large_cold_read_is_right_and_counts_as_read_from_disk(
     assert namespace.get(keys).hits == COUNT
     assert len(lent) == 2, "three parts are under way"
     assert None not in lent
+
+
+def test_the_load_deadline_is_that_of_the_whole_read() -> None:
+    """Each part had all of it anew: four parts with 0.3 s took 0.6 s, and more parts more."""
+    clock = ManualClock()
+    asked = [GetCall(pb.AcquireRequest(deadline_ms=ms), 1, 1) for ms in (300, 300, 300, 0)]
+    left = []
+    for call in within(asked, clock):
+        left.append(call.request.deadline_ms)
+        clock.advance(0.2)
+    assert left == [300, 100, 1, 0]
+
+
+def test_a_client_out_of_descriptors_reads_over_the_one_connection_that_it_has(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The get failed, with an OSError of its own, though one connection would do."""
+
+    def refused(*_: object) -> Never:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Optimistic, "read", lambda *_: None)
+    monkeypatch.setattr(socket, "socket", refused)
+    assert namespace.get(stored()[0]).hits == COUNT
+    monkeypatch.undo()  # the fixture's own connections

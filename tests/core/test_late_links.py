@@ -1,5 +1,7 @@
 """Blocks that learn of their parent late, writers that meet a replacement, and what leaves memory first within a block."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from kvstored.core.calls import FillStatus, Linked, Reason
@@ -54,13 +56,17 @@ def test_sparse_rows_leave_memory_before_the_dense_rows_of_the_same_touch(policy
     assert parts == [Part.DENSE, Part.DENSE]
 
 
-def test_what_is_gone_since_an_earlier_run_is_unknown_and_not_never_stored() -> None:
+@pytest.mark.parametrize("names", [["a"], []], ids=["some are left", "nothing is left"])
+def test_what_is_gone_since_an_earlier_run_is_unknown_and_not_never_stored(
+    names: Sequence[str],
+) -> None:
     desk = Desk()
     absent = desk.namers[0].batch(["z"])
     fingerprint = tuple(absent.fingerprints[0].tolist())
     ns = desk.namers[0].layout.id
     assert desk.catalog.looking.explain(ns, fingerprint, desk.now_s).reason is Reason.NEVER_STORED
-    desk.put("a")
+    for name in names:
+        desk.put(name)
     desk.catalog.recovery.begin(TierId.DRAM)
     assert desk.catalog.looking.explain(ns, fingerprint, desk.now_s).reason is Reason.RECOVERING
     desk.catalog.recovery.done(TierId.DRAM, desk.now_s)

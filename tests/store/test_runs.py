@@ -54,6 +54,10 @@ class Watched(MemoryTier):
         other = replace(record, checksum=memory.hash_of([held]))
         self._pieces[ref_of(record)] = (other, held)
 
+    def lose(self, number: int) -> None:
+        """A damaged index finds it no more. The books had it for good then: present to every put, a miss to every get."""
+        del self._pieces[ref_of(self._stored(number)[0])]
+
     def _stored(self, number: int) -> tuple[Record, NDArray[np.uint8]]:
         return next(
             each for each in self._pieces.values() if int.from_bytes(each[0].key, "big") == number
@@ -126,7 +130,9 @@ def test_many_cold_blocks_come_up_as_one_run(world: World, disk: Watched) -> Non
     running(world, main)
 
 
-@pytest.mark.parametrize("harm", [Watched.rot, Watched.exchange], ids=["rotten", "another's"])
+@pytest.mark.parametrize(
+    "harm", [Watched.rot, Watched.exchange, Watched.lose], ids=["rotten", "another's", "lost"]
+)
 def test_a_corrupt_block_of_a_run_is_a_miss_with_reason_and_count(
     world: World, disk: Watched, harm: Callable[[Watched, int], None]
 ) -> None:
@@ -148,6 +154,11 @@ def test_a_corrupt_block_of_a_run_is_a_miss_with_reason_and_count(
         world.store.release(session, [grant.lease])
         again = await world.acquire(session, layout, [5])
         assert again.blocks[0].reason is Reason.CORRUPT
+        world.put(session, layout, [5])
+        assert only_on_disk(world, layout, [5]) == 0, "it can be put again"
+        grant = await world.acquire(session, layout, [5])
+        assert grant.blocks[0].status is ReadStatus.HIT
+        world.store.release(session, [grant.lease])
         await world.check_nothing_leaked()
 
     running(world, main)

@@ -150,6 +150,21 @@ class TestReopening:
             read_one(disk, first)
         read_one(disk, second)
 
+    def test_a_scan_that_was_cut_short_costs_nothing_where_the_index_is_sound(
+        self, tmp_path: Path
+    ) -> None:
+        """By a kill -9, say: whoever opens it next walks through it, and keeps it."""
+        disk = opened(tmp_path)
+        disk.grow()
+        stored = [write_one(disk, *piece(i + 1, run_of(4 * i, 9000), 9000)) for i in range(2)]
+        assert not disk.scan(0, 1).done
+        disk.close()
+        assert (tmp_path / "index" / "scanning").exists()
+        disk = opened(tmp_path)
+        assert sorted(scan_all(disk, 1), key=lambda r: r.generation) == stored
+        disk.close()
+        assert not (tmp_path / "index" / "scanning").exists()
+
     def test_records_whose_slab_is_gone_are_forgotten(self, tmp_path: Path) -> None:
         disk = opened(tmp_path)
         disk.grow()

@@ -171,7 +171,7 @@ def test_plain_tcp_beyond_loopback_is_refused_before_anything_starts(
     flags = ["--state-dir", str(tmp_path / "state"), "--socket", str(tmp_path / "s")]
     done = kvstored("serve", *flags, "--bulk-listen", address)
     assert done.returncode == 78  # EX_CONFIG
-    assert "bulk_listen beyond loopback needs TLS" in done.stderr
+    assert "setting bulk_listen: listening beyond loopback needs TLS: value=" in done.stderr
     assert "bulk_tls.certificate" in done.stderr
     assert not (tmp_path / "state").exists()
 
