@@ -141,7 +141,8 @@ def _restored(config: Config, catalog: Catalog, clock: Clock) -> Namespaces:
     """What the state directory has of an earlier daemon; a part that cannot be used is a cold start of that part."""
     loaded = registry.load(config.state_dir)
     if loaded.fault:
-        log.warning("starting without namespaces", fault=loaded.fault)
+        start = "from their copy" if loaded.is_copy else "without them"
+        log.warning("namespaces cannot be read", start=start, fault=loaded.fault)
     if fault := learned.restore(config.state_dir, catalog.books.policy, clock.now_s()):
         log.warning("the eviction policy starts cold", policy=config.policy, fault=fault)
     if fault := written.restore(config.state_dir, catalog.admission.budget, clock.now_s()):

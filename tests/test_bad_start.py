@@ -105,7 +105,7 @@ def test_another_versions_state_is_a_cold_start_with_a_log_line(
         with (served.state_dir / path).open("r+b") as file:
             file.write(b"\xff" * 8192)
     with served:
-        assert ("without namespaces" if damage == "namespaces" else "cold") in served.tail()
+        assert ("from their copy" if damage == "namespaces" else "cold") in served.tail()
         check_serves(served)
         assert [tier.state for tier in served.stat().tiers] == ["on", "on"]
 

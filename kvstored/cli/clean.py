@@ -14,7 +14,7 @@ from kvstored.config import Config
 from kvstored.errors import ConfigError
 from kvstored.statedir import StateLock
 
-_STATE = re.compile(r"(namespaces\.json|policy\.state|epoch)(\.next)?")
+_STATE = re.compile(r"(namespaces\.json(\.copy)?|policy\.state|epoch)(\.next)?")
 _DISK = re.compile(r"slab-\d{5}\.(dat|new)|direct\.probe")
 _INDEX = re.compile(r"(data|lock)\.mdb")
 

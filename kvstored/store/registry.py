@@ -13,6 +13,8 @@ from kvstored.store.events import EventKind
 from kvstored.store.shell import Shell
 
 FILE_NAME = "namespaces.json"
+COPY_NAME = "namespaces.json.copy"
+"""Of the same text: a file that cannot be read would cost every block on disk, which it says whose they are."""
 SAVE_PAUSE_S = 5.0
 """After a failure: a state directory that is full is not asked every second."""
 
@@ -22,21 +24,29 @@ PIECE_BYTES_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`fault`: why the file could not be used; the registry is empty then, and so is the store."""
+    """`fault`: why the file could not be used. Without its copy too the registry is empty, and so is the store."""
 
     namespaces: Namespaces
-    fault: str
+    fault: str = ""
+    is_copy: bool = False
 
 
 def load(state_dir: Path) -> Loaded:
     """Blocks; for the start."""
-    path = state_dir / FILE_NAME
     try:
-        return Loaded(Namespaces.from_json(path.read_bytes()), "")
-    except FileNotFoundError:
-        return Loaded(Namespaces(), "")
+        return Loaded(_read(state_dir / FILE_NAME))
+    except FileNotFoundError:  # nothing was opened yet, or somebody took it away
+        return Loaded(Namespaces())
     except (Corrupt, OSError) as error:
-        return Loaded(Namespaces(), f"namespaces cannot be read: path={path} error={error}")
+        fault = f"path={state_dir / FILE_NAME} error={error}"
+    try:
+        return Loaded(_read(state_dir / COPY_NAME), fault, is_copy=True)
+    except (Corrupt, OSError) as error:
+        return Loaded(Namespaces(), f"{fault} copy={error}")
+
+
+def _read(path: Path) -> Namespaces:
+    return Namespaces.from_json(path.read_bytes())
 
 
 class Registry:
@@ -158,12 +168,25 @@ class Registry:
         return changed.to_json()
 
     async def _write(self, text: str) -> None:
+        """To the file, which counts, and then to its copy, without which it is saved all the same."""
         lane = self._shell.tiers.arena_lane
         try:
-            await lane.submit(lambda: replace_file(self.state_dir / FILE_NAME, text.encode()))
+            fault = await lane.submit(lambda: _save(self.state_dir, text.encode()))
         except OSError as error:
             raise Unavailable(f"namespaces cannot be saved: error={error}") from error
         self._is_failing, self._save_after_s = False, 0.0
+        if fault is not None:
+            self._shell.report("the copy of namespaces.json is an older one", fault)
+
+
+def _save(state_dir: Path, content: bytes) -> OSError | None:
+    """Why there is no copy, where there is none; raises where there is no file."""
+    replace_file(state_dir / FILE_NAME, content)
+    try:
+        replace_file(state_dir / COPY_NAME, content)
+    except OSError as error:
+        return error
+    return None
 
 
 def replace_file(path: Path, content: bytes) -> None:

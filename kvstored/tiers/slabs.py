@@ -21,12 +21,14 @@ from kvstored.tiers.base import Views
 
 _NAME = re.compile(r"slab-(\d{5})\.dat")
 _CALL_BYTES_MAX = 1 << 20
-"""Of one system call: beyond it none is faster, checking and decoding begin later, and with a lane's four threads in calls of 4 MiB some devices
-left two of them waiting until all others were served, 54 ms of 57, where in calls of 1 MiB the longest took 5. In units at most 256 buffers (IOV_MAX
-is 1,024)."""
+"""Of one system call: beyond it none is faster, checking begins later, and of several threads in calls of 4 MiB some devices leave two waiting until
+all others are served (DESIGN 25). In units at most 256 buffers (IOV_MAX is 1,024)."""
 BRIDGE_BYTES = 64 << 10
 """What lies between two pieces is read along, and left, where it is no more: it takes no longer than another call. Blocks that were made smaller by
 the codec lie so. Of all that is read it is at most half."""
+
+Move = Callable[[int, Sequence[memoryview], int], int]
+"""A system call: descriptor, buffers, offset; what it moved."""
 
 
 class SlabIo:
@@ -242,12 +244,7 @@ class Slabs:
         units = path.stat().st_size // UNIT_BYTES
         self._units = {**self._units, number: units}  # other threads walk it
 
-    def _move(
-        self,
-        jobs: Sequence[Job],
-        move: Callable[[int, Sequence[memoryview], int], int],
-        bridge_bytes: int,
-    ) -> Iterator[Moved]:
+    def _move(self, jobs: Sequence[Job], move: Move, bridge_bytes: int) -> Iterator[Moved]:
         """What lies between pieces and cannot be read is none of theirs: they are tried again without it."""
         for run in _runs(jobs, bridge_bytes):
             error: OSError | None = None
@@ -263,11 +260,7 @@ class Slabs:
                 yield Moved([job.item for job in run], error)
 
     def _move_slots(
-        self,
-        places: Places,
-        slots: Sequence[NDArray[np.uint8]],
-        move: Callable[[int, Sequence[memoryview], int], int],
-        bridge_bytes: int,
+        self, places: Places, slots: Sequence[NDArray[np.uint8]], move: Move, bridge_bytes: int
     ) -> Iterator[tuple[list[int], OSError | None]]:
         for items in _slot_runs(places, bridge_bytes):
             error: OSError | None = None
@@ -296,13 +289,7 @@ class Slabs:
             at = offset + len(view)
         return views
 
-    def _move_views(
-        self,
-        segment: int,
-        offset: int,
-        views: list[memoryview],
-        move: Callable[[int, Sequence[memoryview], int], int],
-    ) -> None:
+    def _move_views(self, segment: int, offset: int, views: list[memoryview], move: Move) -> None:
         fd = self._fds[segment]
         while views:
             moved = move(fd, _first(views), offset)

@@ -17,7 +17,12 @@ def left(bare: Path) -> Path:
     index = bare / "disk" / "index"
     index.mkdir(parents=True)
     for path in (
-        *(bare / "namespaces.json", bare / "epoch", bare / "notes.txt"),
+        *(
+            bare / "namespaces.json",
+            bare / "namespaces.json.copy",
+            bare / "epoch",
+            bare / "notes.txt",
+        ),
         *(bare / "disk" / "slab-00000.dat", index / "data.mdb", index / "lock.mdb"),
         bare / "disk" / "slab-00001.new",
     ):
@@ -27,7 +32,7 @@ def left(bare: Path) -> Path:
 
 def test_it_removes_the_state_and_leaves_what_is_not_its_own(left: Path) -> None:
     value = told("clean", "--yes")
-    assert len(value["removed"]) == 6
+    assert len(value["removed"]) == 7
     assert value["freed_bytes"] >= 6 * 8192
     assert sorted(path.name for path in left.iterdir()) == ["lock", "notes.txt"]
 

@@ -6,21 +6,22 @@ import pytest
 
 from kvstored.errors import NotFound, Unavailable
 from kvstored.store import registry
-from kvstored.store.registry import FILE_NAME, SAVE_PAUSE_S, load
+from kvstored.store.registry import COPY_NAME, FILE_NAME, SAVE_PAUSE_S, load
 from tests.store.world import World, running, spec_of
 
 
 class _Disk:
-    """The state directory: full while `is_full`."""
+    """The state directory: full while `is_full`, or for one file only."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
+        self.full_for = ""
         self.writes = 0
         real = registry.replace_file
 
         def replace_file(path: Path, content: bytes) -> None:
-            self.writes += 1
-            if self.is_full:
+            self.writes += path.name == FILE_NAME
+            if self.is_full or path.name == self.full_for:
                 raise OSError(28, "No space left on device")
             real(path, content)
 
@@ -89,5 +90,42 @@ def test_retire_and_remove_happen_whole_or_not_at_all(tmp_path: Path, disk: _Dis
         assert saved(world) == set()
         with pytest.raises(NotFound):
             known.get(layout.digest, tenant="default")
+
+    running(world, main)
+
+
+def test_a_damaged_file_is_read_from_its_copy(tmp_path: Path) -> None:
+    """One byte of it cost every block on disk."""
+    world = World(tmp_path)
+
+    async def main() -> None:
+        world.grow()
+        layout = await world.open()
+        file, copy = tmp_path / FILE_NAME, tmp_path / COPY_NAME
+        file.write_bytes(file.read_bytes().replace(b"model", b"nodel", 1))
+        loaded = load(tmp_path)
+        assert saved(world) == {layout.digest}
+        assert loaded.is_copy
+        assert str(file) in loaded.fault
+        copy.write_bytes(b"{")
+        loaded = load(tmp_path)
+        assert (list(loaded.namespaces.list()), loaded.is_copy) == ([], False)
+        file.unlink()
+        assert not load(tmp_path).fault, "nothing is there to be read"
+
+    running(world, main)
+
+
+def test_without_room_for_the_copy_the_file_counts(tmp_path: Path, disk: _Disk) -> None:
+    world = World(tmp_path)
+
+    async def main() -> None:
+        world.grow()
+        disk.full_for = COPY_NAME
+        layout = await world.open()
+        assert saved(world) == {layout.digest}
+        assert len(world.faults) == 1
+        assert await world.store.registry.remove(layout.digest, tenant="default") == 0
+        assert saved(world) == set()
 
     running(world, main)
