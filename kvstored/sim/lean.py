@@ -88,7 +88,7 @@ class LeanModel:
         return Served(count, (0, hit, 0, 0), count - hit)
 
     def is_evictable(self, row: int) -> bool:
-        return bool(self.copies.state[row] == READY and not self.tree.children[row])
+        return self.copies.state.item(row) == READY and not self.tree.children.item(row)
 
     def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
         return np.zeros(len(blocks), dtype=np.bool_)
@@ -104,7 +104,7 @@ class LeanModel:
         return int(self._row[fingerprint[1]])
 
     def fingerprints_of(self, blocks: Rows) -> Fingerprints:
-        return self._prints[blocks]
+        return self._prints.take(blocks, axis=0)
 
     def _store(self, ids: BlockIds, parent: int, ts_s: float) -> Rows:
         rows = self.blocks.take_many(len(ids))

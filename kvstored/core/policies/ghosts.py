@@ -1,7 +1,7 @@
 """What is remembered of blocks that are gone: by run, found by the fingerprint of its first block, so many at most."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 RUNS_MAX, BLOCKS_MAX = 1 << 16, 1 << 20
@@ -37,19 +37,25 @@ class Ghosts:
         """No ghost begins with any of these."""
         return self._ghosts.keys().isdisjoint(lows)
 
-    def add(self, ghost: Ghost, *, below: int = -1) -> list[Ghost]:
+    def add(self, ghost: Ghost, *, below: int = -1) -> Sequence[Ghost]:
         """Answers those that are forgotten for it. `below`: the first of the blocks that left from right below it (-1: none); of the same
         history, they are one ghost now."""
-        other = self._ghosts.get(below)
+        ghosts = self._ghosts
+        other = ghosts.get(below)
         if other is not None and other[1:] == ghost[1:]:
-            ghost = ghost._replace(lows=ghost.lows + other.lows)
             self.take(below)
-        gone = [self.take(ghost.lows[0])]
-        self._ghosts[ghost.lows[0]] = ghost
+            ghost = Ghost(ghost.lows + other.lows, *ghost[1:])
+        first = ghost.lows[0]
+        before = self.take(first)
+        ghosts[first] = ghost
         self.blocks += len(ghost.lows)
-        while len(self._ghosts) > self._runs_max or self.blocks > self._blocks_max:
-            gone.append(self.take(next(iter(self._ghosts))))
-        return [each for each in gone if each is not None]
+        if before is None and len(ghosts) <= self._runs_max and self.blocks <= self._blocks_max:
+            return ()
+        gone = [] if before is None else [before]
+        while len(ghosts) > self._runs_max or self.blocks > self._blocks_max:
+            gone.append(ghosts[next(iter(ghosts))])
+            self.take(gone[-1].lows[0])
+        return gone
 
     def take(self, low: int) -> Ghost | None:
         """Forget the one that begins with it, and answer what it was."""
