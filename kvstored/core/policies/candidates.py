@@ -31,7 +31,8 @@ _FEW = 12
 
 
 class _Slot:
-    """Copies of one class and weight. `at`: the places of its oldest and its newest one in the columns; `changed`: which of these ends did."""
+    """Copies of one class and weight. `at`: the places of its oldest and its newest one in the columns, where a single one is rated in the first alone;
+    `changed`: which of these ends did."""
 
     __slots__ = ("ages", "at", "changed", "class_", "name", "size_max", "worth")
 
@@ -74,15 +75,21 @@ class Candidates:
         slot = self._slots.get((class_, weight))
         if slot is None:
             slot = self._slots[class_, weight] = self._added(class_, weight)
-        ends = slot.ages.add(spell, row)
-        if ends & FIRST:
-            self._set(slot.at, spell, start_s, last_s)
-        if ends & LAST:
-            self._set(slot.at + 1, spell, start_s, last_s)
+        ages = slot.ages
+        ends = ages.add(spell, row)
         if ends:
-            slot.changed &= ~ends
-            self._change(slot, ends << _KNOWN)
-        if slot.ages.size > slot.size_max:
+            at = slot.at
+            if ends & FIRST:
+                self._spell[at], self._start_s[at], self._last_s[at] = spell, start_s, last_s
+            if ends & LAST:
+                at += 1
+                self._spell[at], self._start_s[at], self._last_s[at] = spell, start_s, last_s
+            if not slot.changed:
+                self._changed.append(slot)
+            # the second one makes two ends of one
+            known = ends if ages.size != 2 else FIRST | LAST
+            slot.changed = slot.changed & ~ends | known << _KNOWN
+        if ages.size > slot.size_max:
             self._sweep(slot)
 
     def remove(self, class_: int, weight: int, spell: int, row: int) -> None:
@@ -108,7 +115,7 @@ class Candidates:
         self._settle(now_s)
         if is_other:
             self._rates = rates
-            self._rate_many(np.arange(2 * len(self._by_place)), rates, now_s)
+            self._rate_all(rates, now_s)
         elif now_s != self._rated_s:
             self._rate_due(rates, now_s)
         self._rated_s = now_s
@@ -143,11 +150,14 @@ class Candidates:
             ends, slot.changed = slot.changed, 0
             if ends & (FIRST | LAST) and not self._look(slot, ends):
                 continue
-            if rates is not None:
-                if ends & _FIRSTS:
-                    self._rate(slot, slot.at, rates, now_s)
-                if ends & _LASTS:
-                    self._rate(slot, slot.at + 1, rates, now_s)
+            if rates is None:
+                continue
+            if ends & _FIRSTS:
+                self._rate(slot, slot.at, rates, now_s)
+            if slot.ages.size == 1:
+                self._worth[slot.at + 1] = self._due_s[slot.at + 1] = inf
+            elif ends & _LASTS:
+                self._rate(slot, slot.at + 1, rates, now_s)
         self._changed.clear()
 
     def _look(self, slot: _Slot, ends: int) -> bool:
@@ -198,6 +208,12 @@ class Candidates:
             return
         for at in due.tolist():
             self._rate(self._by_place[at >> 1], at, rates, now_s)
+
+    def _rate_all(self, rates: Floats, now_s: float) -> None:
+        self._rate_many(np.arange(2 * len(self._by_place)), rates, now_s)
+        for slot in self._by_place:
+            if slot.ages.size == 1:
+                self._worth[slot.at + 1] = self._due_s[slot.at + 1] = inf
 
     def _rate_many(self, at: NDArray[np.intp], rates: Floats, now_s: float) -> None:
         start_s = self._start_s[at]

@@ -9,7 +9,6 @@ history leaves. Until the first tables are made this is leaf-first LRU.
 
 import json
 import struct
-from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -61,11 +60,12 @@ class Composite(Peeking):
         if event is TouchEvent.HINT and self._was_just_used(rows, now_s):
             return
         copies, spans = self._ledger.copies, self._spans
-        copies.rank[rows] = self._touches
+        at = rows.astype(np.intp)
+        copies.rank[at] = self._touches
         self._touches += 1
         spans.ensure(self._ledger.blocks.capacity)
         self._now_s = max(self._now_s, now_s)
-        blocks = copies.block.take(rows)
+        blocks = copies.block[at]
         if event is TouchEvent.STORED:
             self._stored(spans.unknown(blocks), now_s)
         elif event is TouchEvent.FOUND:
@@ -106,19 +106,20 @@ class Composite(Peeking):
     def forget(self, blocks: Rows) -> None:
         spans = self._spans
         for span, lost in spans.cut(blocks):
-            lows = array("Q", self._ledger.fingerprints_of(lost)[::-1, 0].tobytes())
-            ghost = Ghost(
-                lows,
+            prints = self._ledger.fingerprints_of(lost)
+            first = prints.item(-2)
+            gone = (
+                prints[::-1, 0].tobytes(),
                 spans.class_[span],
                 spans.start_s[span],
                 spans.last_s[span],
                 spans.uses[span],
                 spans.marks[span],
             )
-            for gone in self._ghosts.add(ghost, below=spans.ghost[span]):
-                self._lessons.note(self._rival.forgotten, len(gone.lows), gone.last_s)
-            spans.ghost[span] = lows[0]
-            self._held -= len(lows)
+            for count, last_s in self._ghosts.add(first, gone, below=spans.ghost[span]):
+                self._lessons.note(self._rival.forgotten, count, last_s)
+            spans.ghost[span] = first
+            self._held -= len(lost)
 
     def hint(self, rows: Rows, hint: Hint, now_s: float) -> None:
         if hint == NO_HINT or not len(rows):
@@ -196,7 +197,7 @@ class Composite(Peeking):
                     break
                 end += 1
             if ghost is not None and end - begin < len(ghost.lows):
-                self._ghosts.add(ghost._replace(lows=ghost.lows[end - begin :]))
+                self._ghosts.give_back(ghost, end - begin)
             if ghost is not None:
                 turn = self._histories.turn_after(ghost.class_, now_s - ghost.last_s)
             self._grow(blocks[begin:end], above[begin], ghost, turn, size, now_s)
@@ -226,12 +227,11 @@ class Composite(Peeking):
         uses, marks = 1, 0
         if ghost is None:
             class_ = self._histories.class_of_new(size, turn)
-            self._lessons.note(self._rival.began, len(blocks), now_s)
         else:
             uses, marks = min(ghost.uses + 1, COUNT_MAX), returned(ghost.marks)
             gap_s = now_s - ghost.last_s
             class_ = self._histories.class_after(ghost.class_, uses, gap_s, turn)
-            self._lessons.note(self._returned, ghost, len(blocks), now_s)
+        self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
         above = spans.of(parent)
         if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
             self._lessons.note(
@@ -254,8 +254,11 @@ class Composite(Peeking):
             spans.kids[above] = min(spans.kids[above] + 1, COUNT_MAX)
         self._branches.leave(above, blocks[0], now_s)
 
-    def _returned(self, ghost: Ghost, blocks: int, now_s: float) -> None:
-        """So many of its blocks were asked for."""
+    def _count_stored(self, ghost: Ghost | None, blocks: int, now_s: float) -> None:
+        """So many blocks were asked for: of a ghost, or new."""
+        if ghost is None:
+            self._rival.began(blocks, now_s)
+            return
         self._rival.used(blocks, ghost.last_s, now_s, was_stored=False)
         if now_s - ghost.start_s <= HORIZON_S:
             self._hazard.spells.used(ghost.class_, ghost.start_s, now_s, blocks)
