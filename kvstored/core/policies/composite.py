@@ -153,8 +153,7 @@ class Composite(Peeking):
     def maintain(self, now_s: float) -> None:
         self._lessons.count()
         self._rival.judge(self._held, self._hazard.requests)
-        if self._hazard.is_due:
-            self._hazard.rebuild(now_s)
+        self._hazard.maintain(now_s)
 
     # ---- uses
 
