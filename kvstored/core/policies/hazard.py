@@ -197,10 +197,11 @@ def _summed(ended: Floats, exposed: Floats, to: Ints, count: int) -> tuple[Float
     """Rows added up by what they are part of."""
     width = ended.shape[1]
     cells = (to[:, None] * width + np.arange(width)).ravel()
-    shape = count, width
-    events: Floats = np.bincount(cells, ended.ravel(), count * width).reshape(shape)
-    risk: Floats = np.bincount(cells, exposed.ravel(), count * width).reshape(shape)
-    return events, risk
+    events, risk = (
+        np.asarray(np.bincount(cells, figures.ravel(), count * width), dtype=np.float64)
+        for figures in (ended, exposed)
+    )
+    return events.reshape(count, width), risk.reshape(count, width)
 
 
 def _in_parts(figures: Floats) -> Floats:
