@@ -98,6 +98,12 @@ class Candidates:
         if slot is not None and (ends := slot.ages.remove(spell, row)):
             self._change(slot, ends)
 
+    def doubt(self, class_: int, weight: int) -> None:
+        """Its ends are looked at again before the next one leaves."""
+        slot = self._slots.get((class_, weight))
+        if slot is not None:
+            self._change(slot, FIRST | LAST)
+
     def pop_oldest(self) -> int | None:
         """The row that is unused for longest, taken out; of one time the first that was used then."""
         self._rates = None  # worths are not kept up meanwhile

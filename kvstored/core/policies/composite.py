@@ -232,6 +232,8 @@ class Composite(Peeking):
             class_ = self._histories.class_after(ghost.class_, uses, gap_s, turn)
         self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
         above = spans.of(parent)
+        if above != NONE and spans.row[above] >= 0:
+            self._leaves.doubt(above)
         if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
             self._lessons.note(
                 self._hazard.spells.extend,

@@ -70,6 +70,13 @@ class Leaves:
                 flags[row] = flags.item(row) & ~QUEUED
         self._spans.queue(span, still)
 
+    def doubt(self, span: int) -> None:
+        """What is queued of it may be no leaf any more: one that may not leave would hide those behind it."""
+        for row in self._spans.queued(span):
+            if self._is_queued(span, row):
+                class_, weight = self._spans.class_[span], self._ledger.weight(row)
+                self._leaves[self._key(row)].doubt(class_, weight)
+
     def pop(self, key: Key, rates: Floats | None, now_s: float) -> int | None:
         """The next to leave, taken out: of least worth by these rates, or the least recently used."""
         row = self._pop_first(key) if self.had_first else None
