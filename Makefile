@@ -59,8 +59,9 @@ bench: setup
 bench-own: setup
 	$(BIN)/python -m bench
 
+# every order on the traces of ../shared, beside the exact optimum, in all cores; docs/policies.md has its table and picture
 bench-policy: setup
-	$(BIN)/python -m bench.policy
+	$(BIN)/python -m bench.policy --jobs $$(nproc) $(ARGS)
 
 lock: setup
 	$(BIN)/pip-compile --quiet --extra dev --allow-unsafe --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \

@@ -16,8 +16,8 @@ from kvstored.sim.hinting import HINTS
 from kvstored.sim.live import LiveOptions
 from kvstored.sim.offline import replay_offline
 from kvstored.sim.report import Result, as_json, offline_setup, plot, table
+from kvstored.sim.sweep import Order, sweep
 from kvstored.sim.sweep import plot as plot_sweeps
-from kvstored.sim.sweep import sweep
 from kvstored.sim.sweep import table as sweep_table
 from kvstored.sim.traces import Trace, open_trace
 
@@ -214,7 +214,7 @@ def _sweep(
     for name in ("policy", "capacity_blocks", "tiers"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{OFFLINE_ONLY[name]} has no meaning with --sweep", ctx)
-    done = sweep(source, POLICIES, limit=limit, hints=hints)
+    done = sweep(source, [Order(policy, hints) for policy in POLICIES], limit=limit)
     show(done.as_json(), lambda: sweep_table(done), is_json=is_json)
     if picture is not None:
         plot_sweeps([done], picture)

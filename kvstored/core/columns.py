@@ -69,8 +69,9 @@ class Table:
         self._free.append(row)
 
     def give_many(self, rows: NDArray[np.int32]) -> None:
+        at = rows.astype(np.intp)  # else each column converts them, for a microsecond
         for column, default in self._columns:
-            column[rows] = default
+            column[at] = default
         self.live -= len(rows)
         self._free.extend(rows.tolist())
 

@@ -126,7 +126,7 @@ class Tables:
         return block
 
     def fingerprints_of(self, blocks: Rows) -> Fingerprints:
-        return self.index.fingerprints[blocks]
+        return self.index.fingerprints.take(blocks, axis=0)
 
     def weight(self, copy: int) -> int:
         """What a hit of it saves a byte, in FLOPs, as a power of two in halves: blocks are weighed in few classes."""

@@ -66,9 +66,10 @@ class PrefixTree(Links):
         """New rows, each the only child of the one before, the first below `parent` (-1: it is a root)."""
         assert (self.node[rows] == _NONE).all(), "a row is in the tree"
         first, last, depth, node = int(rows[0]), int(rows[-1]), 0, _NONE
-        self.parent[rows[1:]] = rows[:-1]
-        self._first[rows[:-1]] = rows[1:]
-        self.children[rows[:-1]] = 1
+        at = rows.astype(np.intp)  # else each column converts them, for a microsecond
+        self.parent[at[1:]] = rows[:-1]
+        self._first[at[:-1]] = rows[1:]
+        self.children[at[:-1]] = 1
         if parent != _NONE:
             fan_out = self._fan_outs[parent]
             if fan_out == 1:
@@ -79,20 +80,21 @@ class PrefixTree(Links):
                 node = self._nodes[parent]
                 self._tails[node] = last
                 self._lengths[node] += len(rows)
-        self.node[rows] = self._new_node(first, last, len(rows)) if node == _NONE else node
-        self.depth[rows] = np.arange(depth, depth + len(rows))
+        self.node[at] = self._new_node(first, last, len(rows)) if node == _NONE else node
+        self.depth[at] = np.arange(depth, depth + len(rows))
 
     def cut_run(self, rows: Rows) -> None:
         """Forget a row without children and those right above it, none of which has another child: leaf first."""
         assert self._fan_outs[rows[0]] == 0, "the first row has children"
-        assert (self.children[rows[1:]] == 1).all(), "a row has other children"
+        at = rows.astype(np.intp)  # else each column converts them, for a microsecond
+        assert (self.children[at[1:]] == 1).all(), "a row has other children"
         top = int(rows[-1])
         node, above = self._nodes[top], self._parents[top]
-        self.node[rows] = _NONE
-        self.depth[rows] = 0
-        self.parent[rows[:-1]] = _NONE
-        self.children[rows] = 0
-        self._first[rows] = _NONE
+        self.node[at] = _NONE
+        self.depth[at] = 0
+        self.parent[at[:-1]] = _NONE
+        self.children[at] = 0
+        self._first[at] = _NONE
         if above == _NONE:
             self._free_node(node)
             return

@@ -57,6 +57,8 @@ class LeanModel:
         self._capacity_blocks = capacity_blocks
         self._block_tokens = block_tokens
         self._evictions = evictions
+        self._is_followed = True
+        """The last victim was, by those above it."""
         self._row: Rows = np.full(1024, -1, dtype=np.int32)
         """By id."""
         self._prints: Fingerprints = np.zeros((0, 2), dtype=np.uint64)
@@ -88,7 +90,7 @@ class LeanModel:
         return Served(count, (0, hit, 0, 0), count - hit)
 
     def is_evictable(self, row: int) -> bool:
-        return bool(self.copies.state[row] == READY and not self.tree.children[row])
+        return self.copies.state.item(row) == READY and not self.tree.children.item(row)
 
     def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
         return np.zeros(len(blocks), dtype=np.bool_)
@@ -104,7 +106,7 @@ class LeanModel:
         return int(self._row[fingerprint[1]])
 
     def fingerprints_of(self, blocks: Rows) -> Fingerprints:
-        return self._prints[blocks]
+        return self._prints.take(blocks, axis=0)
 
     def _store(self, ids: BlockIds, parent: int, ts_s: float) -> Rows:
         rows = self.blocks.take_many(len(ids))
@@ -113,17 +115,18 @@ class LeanModel:
         if self.blocks.capacity > len(self._prints):
             self._prints = np.resize(self._prints, (self.blocks.capacity, 2))
         self._row[ids] = rows
-        self._prints[rows, 0] = ids.astype(np.uint64) * _SPREAD
-        self._prints[rows, 1] = ids
-        self.blocks.ns[rows] = 0
-        self.blocks.valid[rows] = self._block_tokens
-        self.blocks.first_copy[rows] = rows
-        self.blocks.last_s[rows] = ts_s
-        self.copies.block[rows] = rows
-        self.copies.tier[rows] = TierId.DRAM
-        self.copies.part[rows] = Part.DENSE
-        self.copies.state[rows] = READY
-        self.copies.units[rows] = 1
+        at = rows.astype(np.intp)
+        self._prints[at, 0] = ids.astype(np.uint64) * _SPREAD
+        self._prints[at, 1] = ids
+        self.blocks.ns[at] = 0
+        self.blocks.valid[at] = self._block_tokens
+        self.blocks.first_copy[at] = rows
+        self.blocks.last_s[at] = ts_s
+        self.copies.block[at] = rows
+        self.copies.tier[at] = TierId.DRAM
+        self.copies.part[at] = Part.DENSE
+        self.copies.state[at] = READY
+        self.copies.units[at] = 1
         self.tree.add_run(rows, parent)
         self.policy.touch(rows, TouchEvent.STORED, ts_s)
         return rows
@@ -133,8 +136,19 @@ class LeanModel:
             victim = self.policy.victim(TierId.DRAM, Budget.GLOBAL, ts_s)
             if victim is None:
                 return
+            self._drop(self._run_of(victim, over))
+
+    def _run_of(self, victim: int, over: int) -> Rows:
+        """The victim and those that follow it. Of an order that takes them one by one long runs are not made in vain."""
+        run = self.tree.run_above(victim, over if self._is_followed else 2)
+        if len(run) == 1:
+            return run
+        count = self.policy.follow(run)
+        if count == 2 and not self._is_followed:
             run = self.tree.run_above(victim, over)
-            self._drop(run[: self.policy.follow(run)] if len(run) > 1 else run)
+            count = self.policy.follow(run)
+        self._is_followed = count > 1
+        return run[:count]
 
     def _drop(self, run: Rows) -> None:
         parent = int(self.tree.parent[run[-1]])

@@ -1,8 +1,9 @@
-"""Hit ratio against capacity for many policies, between leaf-first LRU and the offline optimum; as values, as a table and as a picture."""
+"""Hit ratio against capacity for many policies, between leaf-first LRU and the offline optimum; as values, as tables and as a picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from time import process_time
 
@@ -20,10 +21,36 @@ SHARES = (0.01, 0.02, 0.05, 0.10, 0.20)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One policy: hit ratio by capacity, the time that a request took, and blocks served a second of CPU time."""
+class Order:
+    """A policy, and which hints of the trace it hears."""
 
     policy: str
+    hints: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.policy, *(f"+{hint}" for hint in self.hints)))
+
+
+LRU = Order("lru")
+Cell = tuple[Order, int]
+"""And a capacity in blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A cell: hit blocks, what each request took, and all of it, in CPU time."""
+
+    hits: int
+    took_s: tuple[float, ...]
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One order: hit ratio by capacity, the time that a request took, and blocks served a second of CPU time."""
+
+    order: Order
     hit_ratios: tuple[float, ...]
     p50_us: float
     p99_us: float
@@ -36,7 +63,6 @@ class Sweep:
     trace: str
     unique_blocks: int
     blocks: int
-    hints: tuple[str, ...]
     capacities_blocks: tuple[int, ...]
     lru: tuple[float, ...]
     optimum: tuple[float, ...]
@@ -61,14 +87,14 @@ class Sweep:
 
 def sweep(
     trace: Trace,
-    policies: Sequence[str],
+    orders: Sequence[Order],
     *,
     limit: int | None = None,
-    hints: Sequence[str] = (),
     capacities_blocks: Sequence[int] | None = None,
-    advance: Callable[[str], None] = lambda _: None,
+    replay: Callable[[Iterable[Cell]], Iterable[Replayed]] | None = None,
 ) -> Sweep:
-    """Replay all of it once a policy and capacity; capacities default to `SHARES`. Holds the trace in memory."""
+    """Replay all of it once an order and capacity, LRU in any case; capacities default to `SHARES`. Holds the trace in memory. `replay` does it
+    in the order of the cells, say in several processes; by default here, one after the other."""
     held = list(islice(trace, limit))
     ids = [request.block_ids for request in held]
     unique = len(np.unique(np.concatenate(ids))) if ids else 0
@@ -76,16 +102,15 @@ def sweep(
     if not blocks:
         raise InvalidArgument(f"nothing to sweep: the trace has no blocks trace={trace.name}")
     capacities = capacities_blocks or [max(1, int(share * unique)) for share in SHARES]
+    drawn = tuple(dict.fromkeys((LRU, *orders)))
+    cells = product(drawn, capacities)
+    found = iter((replay or partial(map, partial(replayed, held, trace.block_tokens)))(cells))
+    lines = [_line(order, tuple(islice(found, len(capacities))), blocks) for order in drawn]
     optimum = [hits / blocks for hits in optimum_hits(held, capacities)]
-    lines = []
-    for policy in dict.fromkeys(("lru", *policies)):
-        advance(policy)
-        lines.append(_line(held, policy, capacities, tuple(hints), blocks, trace.block_tokens))
     return Sweep(
         trace.name,
         unique,
         blocks,
-        tuple(hints),
         tuple(capacities),
         lines[0].hit_ratios,
         tuple(optimum),
@@ -93,25 +118,41 @@ def sweep(
     )
 
 
+def replayed(requests: Sequence[Request], block_tokens: int, cell: Cell) -> Replayed:
+    order, capacity = cell
+    model = LeanModel(policy=order.policy, capacity_blocks=capacity, block_tokens=block_tokens)
+    hits, took_s, begun_s = 0, [], process_time()
+    for request in requests:
+        asked_s = process_time()
+        served = model.request(request.ts_s, request.block_ids, hint_of(request, order.hints))
+        took_s.append(process_time() - asked_s)
+        hits += sum(served.hits)
+    return Replayed(hits, tuple(took_s), process_time() - begun_s)
+
+
 def table(done: Sweep) -> Table:
-    hints = f", hints {', '.join(done.hints)}" if done.hints else ""
-    view = Table(title=f"{done.trace}: {done.unique_blocks:,} unique blocks{hints}")
+    view = Table(title=f"{done.trace}: {done.unique_blocks:,} unique blocks")
     view.add_column("policy")
     for capacity in done.capacities_blocks:
         view.add_column(f"{capacity:,}", justify="right")
     for column in ("area closed", "worst vs LRU", "p50", "blocks/s"):
         view.add_column(column, justify="right")
     for line in done.lines:
-        view.add_row(
-            line.policy,
-            *(f"{ratio:.4f}" for ratio in line.hit_ratios),
-            f"{100 * done.area_closed(line):.1f} %",
-            f"{100 * done.worst(line):+.2f}",
-            f"{line.p50_us:,.0f} us",
-            f"{line.blocks_per_s:,.0f}",
-        )
+        view.add_row(*_figures(done, line), f"{line.p50_us:,.0f} us", f"{line.blocks_per_s:,.0f}")
     view.add_row("optimum", *(f"{ratio:.4f}" for ratio in done.optimum), "100.0 %", "", "", "")
     return view
+
+
+def markdown(done: Sequence[Sweep]) -> str:
+    """One table of all, without what depends on the machine."""
+    shares = [f"{blocks / done[0].unique_blocks:.0%}" for blocks in done[0].capacities_blocks]
+    columns = ["trace", "order", *shares, "area", "worst"]
+    rows = [columns, ["---"] * len(columns)]
+    for each in done:
+        rows += [[each.trace, *_figures(each, line)] for line in each.lines]
+        optimum = [f"{ratio:.4f}" for ratio in each.optimum]
+        rows.append([each.trace, "optimum", *optimum, "100.0 %", ""])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def plot(done: Sequence[Sweep], path: Path) -> None:
@@ -126,7 +167,7 @@ def plot(done: Sequence[Sweep], path: Path) -> None:
         shares = [100 * blocks / each.unique_blocks for blocks in each.capacities_blocks]
         panel.plot(shares, each.optimum, "k--", label="optimum")
         for line in each.lines:
-            panel.plot(shares, line.hit_ratios, marker="o", label=line.policy)
+            panel.plot(shares, line.hit_ratios, marker="o", label=line.order.name)
         panel.set(xscale="log", xlabel="capacity, % of unique blocks", title=each.trace)
         panel.set_ylabel("block hit ratio")
         panel.legend()
@@ -136,34 +177,28 @@ def plot(done: Sequence[Sweep], path: Path) -> None:
         raise InvalidArgument(f"cannot draw the plot path={path}: {error}") from error
 
 
-def _line(
-    requests: Sequence[Request],
-    policy: str,
-    capacities: Sequence[int],
-    hints: tuple[str, ...],
-    blocks: int,
-    block_tokens: int,
-) -> Line:
-    ratios, took_s = [], []
-    begun_s = process_time()
-    for capacity in capacities:
-        model = LeanModel(policy=policy, capacity_blocks=capacity, block_tokens=block_tokens)
-        hit = 0
-        for request in requests:
-            asked_s = process_time()
-            served = model.request(request.ts_s, request.block_ids, hint_of(request, hints))
-            took_s.append(process_time() - asked_s)
-            hit += sum(served.hits)
-        ratios.append(hit / blocks)
+def _line(order: Order, found: Sequence[Replayed], blocks: int) -> Line:
+    """Of its cells."""
+    took_s = [took for cell in found for took in cell.took_s]
     p50, p99 = np.quantile(took_s, (0.5, 0.99)).tolist()
+    total_s = sum(cell.total_s for cell in found)
     return Line(
-        policy,
-        tuple(ratios),
+        order,
+        tuple(cell.hits / blocks for cell in found),
         1e6 * p50,
         1e6 * p99,
         1e3 * max(took_s),
-        blocks * len(capacities) / max(process_time() - begun_s, 1e-9),
+        blocks * len(found) / max(total_s, 1e-9),
     )
+
+
+def _figures(done: Sweep, line: Line) -> list[str]:
+    return [
+        line.order.name,
+        *(f"{ratio:.4f}" for ratio in line.hit_ratios),
+        f"{100 * done.area_closed(line):.1f} %",
+        f"{100 * done.worst(line):+.2f}",
+    ]
 
 
 def _gains(ratios: Sequence[float], above: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstored.sim.optimum import optimum_hits
-from kvstored.sim.sweep import sweep
+from kvstored.sim.sweep import Order, sweep
 from kvstored.sim.traces import Request, open_trace
 
 from .known import TRACES
@@ -49,7 +49,7 @@ def test_conv_gives_the_known_optimum_and_the_composite_closes_its_floor(
     capacity_blocks: int, optimum: float, lru: float, floor: float
 ) -> None:
     trace = open_trace(TRACES / "mooncake_conv.kvt.gz")
-    done = sweep(trace, ["composite"], capacities_blocks=[capacity_blocks])
+    done = sweep(trace, [Order("composite")], capacities_blocks=[capacity_blocks])
     assert round(done.optimum[0], 4) == optimum
     assert round(done.lru[0], 4) == lru
     assert done.area_closed(done.lines[1]) >= floor

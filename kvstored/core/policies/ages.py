@@ -4,6 +4,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
+FIRST, LAST = 1, 2
+"""Ends."""
 _CHUNK = 512
 """Entries after which a chunk is halved: what an insertion moves."""
 
@@ -11,17 +13,14 @@ _CHUNK = 512
 class Ages:
     """Of one number the row that was added first comes first."""
 
-    __slots__ = ("_lows", "_numbers", "_rows", "_size")
+    __slots__ = ("_lows", "_numbers", "_rows", "size")
 
     def __init__(self) -> None:
         self._numbers: list[array[int]] = []
         self._rows: list[array[int]] = []
         self._lows: list[int] = []
         """The first number of each chunk."""
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = 0
 
     def first(self) -> tuple[int, int]:
         return self._numbers[0][0], self._rows[0][0]
@@ -29,35 +28,50 @@ class Ages:
     def last(self) -> tuple[int, int]:
         return self._numbers[-1][-1], self._rows[-1][-1]
 
-    def add(self, number: int, row: int) -> None:
-        self._size += 1
-        if not self._lows:
+    def add(self, number: int, row: int) -> int:
+        """Answers of which ends it is now: `FIRST`, `LAST`, both or neither."""
+        self.size += 1
+        lows = self._lows
+        if not lows:
             self._numbers.append(array("q", (number,)))
             self._rows.append(array("i", (row,)))
-            self._lows.append(number)
-            return
-        chunk = max(bisect_right(self._lows, number) - 1, 0)
-        numbers, rows = self._numbers[chunk], self._rows[chunk]
-        at = bisect_right(numbers, number)
-        numbers.insert(at, number)
-        rows.insert(at, row)
-        if not at:
-            self._lows[chunk] = number
+            lows.append(number)
+            return FIRST | LAST
+        chunk = len(lows) - 1
+        numbers = self._numbers[chunk]
+        if number >= numbers[-1]:  # most often: it grows with time
+            numbers.append(number)
+            self._rows[chunk].append(row)
+            end = LAST
+        else:
+            chunk = max(bisect_right(lows, number) - 1, 0)
+            numbers = self._numbers[chunk]
+            at = bisect_right(numbers, number)
+            numbers.insert(at, number)
+            self._rows[chunk].insert(at, row)
+            end = 0
+            if not at:
+                lows[chunk] = number
+                end = 0 if chunk else FIRST
         if len(numbers) > _CHUNK:
             self._halve(chunk)
+        return end
 
-    def remove(self, number: int, row: int) -> None:
-        """Nothing where it is not there."""
-        chunk = max(bisect_left(self._lows, number) - 1, 0)
-        while chunk < len(self._lows) and self._lows[chunk] <= number:
+    def remove(self, number: int, row: int) -> int:
+        """Answers of which ends it was; 0 where it is not there, too."""
+        lows = self._lows
+        chunk = max(bisect_left(lows, number) - 1, 0)
+        while chunk < len(lows) and lows[chunk] <= number:
             numbers, rows = self._numbers[chunk], self._rows[chunk]
             at = bisect_left(numbers, number)
             while at < len(numbers) and numbers[at] == number:
                 if rows[at] == row:
+                    is_last = at == len(numbers) - 1 and chunk == len(lows) - 1
                     self._delete(chunk, at)
-                    return
+                    return (0 if at or chunk else FIRST) | (LAST if is_last else 0)
                 at += 1
             chunk += 1
+        return 0
 
     def pop_first(self) -> tuple[int, int]:
         found = self.first()
@@ -77,7 +91,7 @@ class Ages:
             for number, row in zip(numbers, rows, strict=True)
             if is_kept(number, row)
         )
-        self._numbers, self._rows, self._lows, self._size = [], [], [], 0
+        self._numbers, self._rows, self._lows, self.size = [], [], [], 0
         for number, row in kept:
             self.add(number, row)
 
@@ -89,7 +103,7 @@ class Ages:
         self._lows.insert(chunk + 1, numbers[half])
 
     def _delete(self, chunk: int, at: int) -> None:
-        self._size -= 1
+        self.size -= 1
         numbers = self._numbers[chunk]
         del numbers[at], self._rows[chunk][at]
         if not numbers:

@@ -9,7 +9,6 @@ history leaves. Until the first tables are made this is leaf-first LRU.
 
 import json
 import struct
-from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ from kvstored.core.policies.ghosts import Ghost, Ghosts
 from kvstored.core.policies.hazard import Hazard
 from kvstored.core.policies.histories import NO_TURN, SAME_REQUEST_S, Histories, Turn, returned
 from kvstored.core.policies.leaves import Leaves
+from kvstored.core.policies.lessons import Lessons
 from kvstored.core.policies.profiles import size_bucket
 from kvstored.core.policies.rival import Rival
 from kvstored.core.policies.spans import BY_HINT, COUNT_MAX, FRESH, NONE, Spans
@@ -44,7 +44,10 @@ class Composite(Peeking):
         self._rival = Rival()
         self._hints = HintClasses()
         self._leaves = Leaves(ledger, self._spans)
-        self._histories = Histories(ledger, self._spans, self._hazard, self._leaves, self._rival)
+        self._lessons = Lessons()
+        self._histories = Histories(
+            ledger, self._spans, self._hazard, self._leaves, self._rival, self._lessons
+        )
         self._touches = 1
         self._now_s = 0.0
         self._held = 0
@@ -54,14 +57,15 @@ class Composite(Peeking):
         self._branches = Branches(ledger, self._spans, self._histories.leave)
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
-        copies, spans = self._ledger.copies, self._spans
         if event is TouchEvent.HINT and self._was_just_used(rows, now_s):
             return
-        copies.rank[rows] = self._touches
+        copies, spans = self._ledger.copies, self._spans
+        at = rows.astype(np.intp)
+        copies.rank[at] = self._touches
         self._touches += 1
         spans.ensure(self._ledger.blocks.capacity)
         self._now_s = max(self._now_s, now_s)
-        blocks = copies.block[rows]
+        blocks = copies.block[at]
         if event is TouchEvent.STORED:
             self._stored(spans.unknown(blocks), now_s)
         elif event is TouchEvent.FOUND:
@@ -71,10 +75,12 @@ class Composite(Peeking):
 
     def offer(self, row: int) -> None:
         block = self._ledger.copies.block.item(row)
-        if self._spans.of(block) == NONE:  # read before the scan at start came to its end
+        span = self._spans.of(block)
+        if span == NONE:  # read before the scan at start came to its end
             self._spans.ensure(self._ledger.blocks.capacity)
             self._found(as_rows([block]), self._now_s)
-        self._leaves.offer(row)
+            span = self._spans.of(block)
+        self._leaves.offer(span, row)
 
     def first(self, rows: Rows) -> None:
         self._leaves.first(rows)
@@ -100,18 +106,19 @@ class Composite(Peeking):
     def forget(self, blocks: Rows) -> None:
         spans = self._spans
         for span, lost in spans.cut(blocks):
-            lows = array("Q", self._ledger.fingerprints_of(lost)[::-1, 0].tolist())
-            ghost = Ghost(
-                lows,
+            prints = self._ledger.fingerprints_of(lost)
+            first = prints.item(-2)
+            gone = (
+                prints[::-1, 0].tobytes(),
                 spans.class_[span],
                 spans.start_s[span],
                 spans.last_s[span],
                 spans.uses[span],
                 spans.marks[span],
             )
-            for gone in self._ghosts.add(ghost, below=spans.ghost[span]):
-                self._rival.forgotten(len(gone.lows), gone.last_s)
-            spans.ghost[span] = lows[0]
+            for count, last_s in self._ghosts.add(first, gone, below=spans.ghost[span]):
+                self._lessons.note(self._rival.forgotten, count, last_s)
+            spans.ghost[span] = first
             self._held -= len(lost)
 
     def hint(self, rows: Rows, hint: Hint, now_s: float) -> None:
@@ -128,6 +135,7 @@ class Composite(Peeking):
                 self._histories.hint(span, kind)
 
     def dump(self, now_s: float) -> bytes:
+        self._lessons.count()
         said = json.dumps(self._hints.said()).encode()
         return _HEAD.pack(len(said)) + said + self._hazard.dump(now_s)
 
@@ -138,13 +146,14 @@ class Composite(Peeking):
             hints = HintClasses((int(plain), str(name), int(level)) for plain, name, level in said)
         except (struct.error, ValueError, TypeError) as error:
             raise InvalidArgument(f"no state of this policy: bytes={len(dumped)}") from error
+        self._lessons.count()
         self._hazard.load(dumped[_HEAD.size + size :], now_s)
         self._hints = hints
 
     def maintain(self, now_s: float) -> None:
+        self._lessons.count()
         self._rival.judge(self._held, self._hazard.requests)
-        if self._hazard.is_due:
-            self._hazard.rebuild(now_s)
+        self._hazard.maintain(now_s)
 
     # ---- uses
 
@@ -158,7 +167,7 @@ class Composite(Peeking):
         if not len(at):
             return
         tree = self._ledger.tree
-        above_of = tree.parent[at]
+        above_of = tree.parent.take(at)
         is_path = _is_path(at, above_of)
         if not is_path:
             at = as_rows(list(dict.fromkeys(at.tolist())))
@@ -187,7 +196,7 @@ class Composite(Peeking):
                     break
                 end += 1
             if ghost is not None and end - begin < len(ghost.lows):
-                self._ghosts.add(ghost._replace(lows=ghost.lows[end - begin :]))
+                self._ghosts.give_back(ghost, end - begin)
             if ghost is not None:
                 turn = self._histories.turn_after(ghost.class_, now_s - ghost.last_s)
             self._grow(blocks[begin:end], above[begin], ghost, turn, size, now_s)
@@ -217,18 +226,21 @@ class Composite(Peeking):
         uses, marks = 1, 0
         if ghost is None:
             class_ = self._histories.class_of_new(size, turn)
-            self._rival.began(len(blocks), now_s)
         else:
             uses, marks = min(ghost.uses + 1, COUNT_MAX), returned(ghost.marks)
             gap_s = now_s - ghost.last_s
             class_ = self._histories.class_after(ghost.class_, uses, gap_s, turn)
-            self._rival.used(len(blocks), ghost.last_s, now_s, was_stored=False)
-            if now_s - ghost.start_s <= HORIZON_S:
-                self._hazard.spells.used(ghost.class_, ghost.start_s, now_s, len(blocks))
+        self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
         above = spans.of(parent)
+        if above != NONE and spans.row[above] >= 0:
+            self._leaves.doubt(above)
         if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
-            self._hazard.spells.extend(
-                spans.class_[above], spans.start_s[above], spans.size[above], len(blocks)
+            self._lessons.note(
+                self._hazard.spells.extend,
+                spans.class_[above],
+                spans.start_s[above],
+                spans.size[above],
+                len(blocks),
             )
             spans.extend(above, blocks)
             return
@@ -243,16 +255,25 @@ class Composite(Peeking):
             spans.kids[above] = min(spans.kids[above] + 1, COUNT_MAX)
         self._branches.leave(above, blocks[0], now_s)
 
+    def _count_stored(self, ghost: Ghost | None, blocks: int, now_s: float) -> None:
+        """So many blocks were asked for: of a ghost, or new."""
+        if ghost is None:
+            self._rival.began(blocks, now_s)
+            return
+        self._rival.used(blocks, ghost.last_s, now_s, was_stored=False)
+        if now_s - ghost.start_s <= HORIZON_S:
+            self._hazard.spells.used(ghost.class_, ghost.start_s, now_s, blocks)
+
     def _goes_on(
         self, span: int, parent: int, class_: int, uses: int, marks: int, now_s: float
     ) -> bool:
         """A span that was stored by the same request with the same history and ends here: one path comes in parts."""
         spans = self._spans
-        is_end = spans.tail[span] == parent and not spans.kids[span]
-        one, other = self._histories.profile(span), self._hazard.profiles[class_]
-        same = one.gap == other.gap and spans.uses[span] == uses
-        is_now = now_s - spans.start_s[span] <= SAME_REQUEST_S
-        return is_end and same and spans.marks[span] == marks and is_now
+        if spans.tail[span] != parent or spans.kids[span] or spans.marks[span] != marks:
+            return False
+        if spans.uses[span] != uses or now_s - spans.start_s[span] > SAME_REQUEST_S:
+            return False
+        return self._histories.profile(span).gap == self._hazard.profiles[class_].gap
 
     def _found(self, blocks: Rows, now_s: float) -> None:
         """Blocks that were here before a restart: whole runs of the tree, cut only where their ages differ, as far as ages are told
@@ -268,10 +289,10 @@ class Composite(Peeking):
                 span = spans.make(run[begin:end].tolist())
                 used_s = min(last_s.item(run.item(end - 1)), now_s)
                 spans.last_s[span] = used_s
-                self._hazard.spells.begin(0, used_s, end - begin)
+                self._lessons.note(self._hazard.spells.begin, 0, used_s, end - begin)
                 self._found_spell += 1
                 spans.spell[span], spans.start_s[span] = self._found_spell, used_s
-                self._rival.found(end - begin, used_s)
+                self._lessons.note(self._rival.found, end - begin, used_s)
                 children = tree.children.item(run.item(end - 1))
                 spans.kids[span] = min(children, COUNT_MAX)
             self._held += len(run)
@@ -282,13 +303,12 @@ class Composite(Peeking):
         last_s, marks = spans.last_s, spans.marks
         fresh: list[int] = []
         for span, block in path:
-            is_same = now_s - last_s[span] <= SAME_REQUEST_S
             if is_hint:
-                if is_same:
+                if now_s - last_s[span] <= SAME_REQUEST_S:
                     continue
             elif marks[span] & BY_HINT:
                 marks[span] &= ~BY_HINT
-                if is_same:
+                if now_s - last_s[span] <= SAME_REQUEST_S:
                     continue
             if block != spans.tail[span]:
                 self._split(span, block)
@@ -311,4 +331,4 @@ class Composite(Peeking):
 
 
 def _is_path(blocks: Rows, above: Rows) -> bool:
-    return len(blocks) == 1 or bool((above[1:] == blocks[:-1]).all())
+    return len(blocks) == 1 or not np.count_nonzero(above[1:] != blocks[:-1])

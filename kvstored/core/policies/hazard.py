@@ -33,6 +33,8 @@ _TRAIT_BINS = 5
 """Bins of age that have one factor."""
 REBUILD_AT, REBUILD_EVERY = (25, 50, 100), 200
 """Requests after which tables are made, early ones and then regularly."""
+PART_CLASSES = 2048
+"""Of so many at once rates are made, 7 ms: the daemon's loop waits meanwhile."""
 _HEAD = struct.Struct("<4sIQQ")
 _MAGIC = b"KVH4"
 _HAZARD_MAX = 0.999
@@ -59,6 +61,10 @@ class Hazard:
         self._factors: list[Floats] = []
         """Of the last tables: hazards of the finest level, and factors of each trait by value."""
         self._due_at = REBUILD_AT[0]
+        self._begun: tuple[Floats, Floats] | None = None
+        """Hazards by class of the tables that are being made, and their rates."""
+        self._made = 0
+        """Of how many classes there are rates yet."""
 
     def class_of(self, profile: Profile) -> int:
         """One that is new is worth what the last tables make of its parts (30 us)."""
@@ -69,42 +75,69 @@ class Hazard:
                 self.rates[number] = self._rates_of(number)
         return number
 
-    @property
-    def is_due(self) -> bool:
-        return self.requests >= self._due_at
+    def maintain(self, now_s: float) -> None:
+        """Makes new tables when they are due, a part a call."""
+        if self._begun is None:
+            if self.requests < self._due_at:
+                return
+            self._begin(now_s)
+            if len(self._classes) > PART_CLASSES:
+                return
+        self._go_on()
 
     def rebuild(self, now_s: float) -> None:
-        """New rates from all spells: some milliseconds, independent of the blocks stored."""
+        """New rates from all spells, whether they are due or not: some milliseconds, independent of the blocks stored."""
+        self._begin(now_s)
+        while self._begun is not None:
+            self._go_on()
+
+    def _begin(self, now_s: float) -> None:
         early = [requests for requests in REBUILD_AT if requests > self.requests]
         self._due_at = early[0] if early else self.requests + REBUILD_EVERY
         ended, exposed = self.spells.at_risk(now_s)
         request = max(1.0, self.blocks / max(self.requests, 1)) ** WEIGHT_POWER
-        nodes = np.asarray(self._classes.nodes)
+        nodes = np.array(self._classes.nodes, dtype=np.int64)
         self._fine = _by_level(ended, exposed, nodes, _LEAN * request)
-        hazard, traits = self._fine[nodes], np.asarray(self._classes.traits)
+        hazard = self._fine[nodes]
+        traits = np.array(self._classes.traits, dtype=np.int64).reshape(-1, len(TRAITS))
+        events = _in_parts(ended)
         self._factors = []
         for trait, values in enumerate(TRAITS):
-            factors = _factors(ended, exposed * hazard, traits[:, trait], values, request)
+            expected = _in_parts(exposed * hazard)
+            factors = _factors(events, expected, traits[:, trait], values, request)
             self._factors.append(factors)
             hazard *= factors[traits[:, trait]]
-        rates = np.zeros_like(self.rates)
-        rates[: len(hazard)] = _gittins(hazard)
-        self.rates, self.is_learned = rates, True
+        self._begun, self._made = (hazard, np.zeros_like(self.rates)), 0
+
+    def _go_on(self) -> None:
+        assert self._begun is not None, "no tables were begun"
+        hazard, rates = self._begun
+        part = slice(self._made, min(self._made + PART_CLASSES, len(hazard)))
+        rates[part] = _gittins(hazard[part])
+        self._made = part.stop
+        if self._made < len(hazard):
+            return
+        for late in range(len(hazard), len(self._classes)):
+            rates[late] = self._rates_of(late)
+        self.rates, self.is_learned, self._begun = rates, True, None
 
     def _rates_of(self, class_: int) -> Floats:
         """By the last tables."""
         hazard = self._fine[self._classes.nodes[class_]].copy()
-        for factors, value in zip(self._factors, self._classes.traits[class_], strict=True):
+        first = class_ * len(TRAITS)
+        values = self._classes.traits[first : first + len(TRAITS)]
+        for factors, value in zip(self._factors, values, strict=True):
             hazard *= factors[value]
         return _gittins_of(hazard)
 
     def dump(self, now_s: float) -> bytes:
         """What was learned. Spells that are open are cut: who goes on from it begins new ones for what it finds."""
         ended, cut = np.array(self.spells.ended).reshape(-1, BINS), self.spells.with_open(now_s)
-        known = ended.any(axis=1) | cut.any(axis=1)
-        named = sorted((pack(self.profiles[i]), i) for i in np.flatnonzero(known).tolist())
-        rows = [np.asarray([name, *ended[i], *cut[i]], dtype="<f8").tobytes() for name, i in named]
-        return _HEAD.pack(_MAGIC, len(rows), self.requests, self.blocks) + b"".join(rows)
+        known = np.flatnonzero(ended.any(axis=1) | cut.any(axis=1))
+        names = np.asarray([pack(self.profiles[i]) for i in known.tolist()], dtype=np.float64)
+        rows = np.column_stack((names, ended[known], cut[known]))[np.argsort(names)]
+        head = _HEAD.pack(_MAGIC, len(rows), self.requests, self.blocks)
+        return head + rows.astype("<f8").tobytes()
 
     def load(self, dumped: bytes, now_s: float) -> None:
         """Go on from a dump; one of another shape is refused and nothing changed."""
@@ -151,14 +184,8 @@ def _by_level(ended: Floats, exposed: Floats, nodes: Ints, lean: float) -> Float
 
 
 def _factors(ended: Floats, expected: Floats, values: Ints, count: int, request: float) -> Floats:
-    """By value and bin: how many more ended than expected."""
-    parts = range(0, BINS, _TRAIT_BINS)
-    events, risk = _summed(
-        np.add.reduceat(ended, parts, axis=1),
-        np.add.reduceat(expected, parts, axis=1),
-        values,
-        count,
-    )
+    """By value and bin: how many more ended than expected, of what is told in parts."""
+    events, risk = _summed(ended, expected, values, count)
     lean = _TRAIT_LEAN * request
     overall = (events.sum(axis=1) + lean) / (risk.sum(axis=1) + lean)
     factors = (events + lean * overall[:, None]) / (risk + lean)
@@ -168,10 +195,21 @@ def _factors(ended: Floats, expected: Floats, values: Ints, count: int, request:
 
 def _summed(ended: Floats, exposed: Floats, to: Ints, count: int) -> tuple[Floats, Floats]:
     """Rows added up by what they are part of."""
-    events, risk = np.zeros((count, ended.shape[1])), np.zeros((count, ended.shape[1]))
-    np.add.at(events, to, ended)
-    np.add.at(risk, to, exposed)
-    return events, risk
+    width = ended.shape[1]
+    cells = (to[:, None] * width + np.arange(width)).ravel()
+    events, risk = (
+        np.asarray(np.bincount(cells, figures.ravel(), count * width), dtype=np.float64)
+        for figures in (ended, exposed)
+    )
+    return events.reshape(count, width), risk.reshape(count, width)
+
+
+def _in_parts(figures: Floats) -> Floats:
+    """Added up by the bins that have one factor."""
+    parts: Floats = figures[:, ::_TRAIT_BINS].copy()
+    for after in range(1, _TRAIT_BINS):
+        parts += figures[:, after::_TRAIT_BINS]
+    return parts
 
 
 def _gittins_of(hazard: Floats) -> Floats:

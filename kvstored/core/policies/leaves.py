@@ -29,18 +29,19 @@ class Leaves:
         self.had_first = False
         """Some copy was a first victim, ever."""
 
-    def offer(self, row: int) -> None:
+    def offer(self, span: int, row: int) -> None:
         copies, spans = self._ledger.copies, self._spans
         flags = copies.flags.item(row)
         if flags & QUEUED:
             return
-        copies.flags[row] = flags | QUEUED
-        span = spans.of(copies.block.item(row))
-        assert span != NONE, "a copy that was never stored is offered"
-        if spans.row[span] < 0:
+        before = spans.row[span]
+        if spans.other[span] < 0:
+            if before >= 0 and before != row and self._is_queued(span, before):
+                spans.other[span] = before
             spans.row[span] = row
-        elif row not in (before := spans.queued(span)):
-            spans.queue(span, [row, *(each for each in before if self._is_queued(span, each))])
+        elif row not in (others := spans.queued(span)):
+            spans.queue(span, [row, *(each for each in others if self._is_queued(span, each))])
+        copies.flags[row] = flags | QUEUED
         self._push(span, row)
         if flags & FIRST:
             self._push_first(row)
@@ -66,8 +67,15 @@ class Leaves:
                 still.append(row)
                 self._push(span, row)
             else:
-                flags[row] &= ~QUEUED & 0xFF
+                flags[row] = flags.item(row) & ~QUEUED
         self._spans.queue(span, still)
+
+    def doubt(self, span: int) -> None:
+        """What is queued of it may be no leaf any more: one that may not leave would hide those behind it."""
+        for row in self._spans.queued(span):
+            if self._is_queued(span, row):
+                class_, weight = self._spans.class_[span], self._ledger.weight(row)
+                self._leaves[self._key(row)].doubt(class_, weight)
 
     def pop(self, key: Key, rates: Floats | None, now_s: float) -> int | None:
         """The next to leave, taken out: of least worth by these rates, or the least recently used."""
@@ -75,7 +83,8 @@ class Leaves:
         if row is None and (leaves := self._leaves.get(key)) is not None:
             row = leaves.pop_oldest() if rates is None else leaves.pop_worst(rates, now_s)
         if row is not None:
-            self._ledger.copies.flags[row] &= ~QUEUED & 0xFF
+            flags = self._ledger.copies.flags
+            flags[row] = flags.item(row) & ~QUEUED
         return row
 
     def _pop_first(self, key: Key) -> int | None:
@@ -96,13 +105,20 @@ class Leaves:
         )
 
     def _push(self, span: int, row: int) -> None:
-        key = self._key(row)
+        copies, spans = self._ledger.copies, self._spans
+        part = copies.part.item(row)
+        key = copies.tier.item(row), int(part == _CHECKPOINT)
         leaves = self._leaves.get(key)
         if leaves is None:
             leaves = self._leaves[key] = Candidates(partial(self._times, *key))
-        spans = self._spans
-        number = self._number(spans.spell[span], row)
-        leaves.push(spans.class_[span], self._ledger.weight(row), number, row)
+        leaves.push(
+            spans.class_[span],
+            self._ledger.weight(row),
+            2 * spans.spell[span] + (part != _SPARSE),
+            row,
+            spans.start_s[span],
+            spans.last_s[span],
+        )
 
     def _number(self, spell: int, row: int) -> int:
         """In the order of spells; of one spell sparse copies leave first."""
@@ -117,16 +133,17 @@ class Leaves:
 
     def _times(self, tier: int, budget: int, number: int, row: int) -> tuple[float, float] | None:
         copies, spans = self._ledger.copies, self._spans
-        if not copies.flags.item(row) & QUEUED or copies.tier.item(row) != tier:
+        flags = copies.flags.item(row)
+        if not flags & QUEUED:
             return None
-        span = spans.of(copies.block.item(row))
-        if span == NONE or spans.spell[span] != number >> 1:
+        span = spans.view[copies.block.item(row)]
+        if span == NONE or spans.spell[span] != number >> 1 or copies.tier.item(row) != tier:
             return None
         if (copies.part.item(row) == _CHECKPOINT) != budget:
             return None
         if self._ledger.is_evictable(row):
             return spans.start_s[span], spans.last_s[span]
-        copies.flags[row] &= ~QUEUED & 0xFF  # it is offered again when it may go
+        copies.flags[row] = flags & ~QUEUED  # it is offered again when it may go
         return None
 
     def _key(self, row: int) -> Key:

@@ -4,6 +4,7 @@ Profiles are numbered as they come up; a number is a class. Levels of ever finer
 by themselves, so that one that says nothing costs nothing.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -46,8 +47,8 @@ LEVELS = (_GAPS, _GAPS * _HISTORIES, _GAPS * _HISTORIES * _GAPS)
 """How many classes there are of each, coarse to fine."""
 TRAITS = (_TURNS * HINT_CLASSES_MAX, _TURNS, _SIZES, LEFT_AGAIN + 1)
 """How many values there are of each."""
-CLASSES_MAX = 4096
-"""When they are used up, what is new is of its finest level alone."""
+CLASSES_MAX = 16_384
+"""When they are used up, what is new is of its finest level alone. With 4,096 that cost agents with hints a point of area."""
 _RESERVED = LEVELS[-1]
 _GAP_OF_TURN = (0, *(1 + bisect_right(GAP_EDGES_S, edge) for edge in (0.0, *TURN_EDGES_S)))
 _TURN_OF_GAP = tuple(_GAP_OF_TURN.index(gap) for gap in range(_GAPS))
@@ -71,12 +72,12 @@ def size_bucket(tokens: int) -> int:
 
 
 class Profiles:
-    """`profiles`, `nodes` (of the finest level) and `traits` by class. Class 0: nothing is known."""
+    """`profiles`, `nodes` (of the finest level) and `traits` (one after the other) by class. Class 0: nothing is known."""
 
     def __init__(self) -> None:
         self.profiles: list[Profile] = []
-        self.nodes: list[int] = []
-        self.traits: list[tuple[int, ...]] = []
+        self.nodes = array("i")
+        self.traits = array("i")
         self._numbers: dict[Profile, int] = {}
         self.number(Profile())
 
@@ -93,7 +94,7 @@ class Profiles:
             number = self._numbers[profile] = len(self.profiles)
             self.profiles.append(profile)
             self.nodes.append(_node(profile))
-            self.traits.append(_traits(profile))
+            self.traits.extend(_traits(profile))
         return number
 
 

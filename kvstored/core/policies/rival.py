@@ -77,8 +77,10 @@ class Rival:
         self._first, self._newer = first, newer
 
     def _add(self, slot: int, blocks: int) -> None:
-        if self._highest < 0:
-            self._first = slot  # wall-clock seconds: never from 0 on
+        if slot > self._highest:
+            if self._highest < 0:
+                self._first = slot  # wall-clock seconds: never from 0 on
+            self._highest = slot
         left = self._used_at.get(slot, 0) + blocks
         if left > 0:
             self._used_at[slot] = left
@@ -86,4 +88,3 @@ class Rival:
             self._used_at.pop(slot, None)
         if slot >= self._first:
             self._newer += blocks
-        self._highest = max(self._highest, slot)

@@ -14,7 +14,7 @@ from kvstored.core.types import Rows
 
 NONE = -1
 NO_GHOST = (1 << 64) - 1
-_FEW = 8
+_FEW = 64
 """So few blocks are gone through one by one."""
 COUNT_MAX = 60_000
 SUPERSEDED, RETURNED, BY_HINT, FRESH = 1, 2, 4, 8
@@ -24,7 +24,8 @@ SUPERSEDED, RETURNED, BY_HINT, FRESH = 1, 2, 4, 8
 class Spans:
     """By the number of a span: `size` blocks from `head` down to `tail`; a *spell* of disuse in class `class_` since `start_s`, known by its number; `last_s`,
     `uses`, `marks`: its history; `kids`: branches that ever began below the tail, `child`: the block by which a path last went on; `row`,
-    `other`: copies that are queued, or were (`more`: where there are yet others); `ghost`: what left from right below the tail."""
+    `other`: copies that are queued, or were (`more`: where there are yet others); `ghost`: what left from right below the tail.
+    `view`: as `of`, of rows that there are; another one after each `ensure`."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree
@@ -45,7 +46,7 @@ class Spans:
         self.more: dict[int, tuple[int, ...]] = {}
         self._free: list[int] = []
         self._of: Rows = np.full(0, NONE, dtype=np.int32)
-        self._view = self._of.data
+        self.view = self._of.data
 
     def __len__(self) -> int:
         return len(self.head) - len(self._free)
@@ -54,16 +55,16 @@ class Spans:
         if rows > len(self._of):
             grown: Rows = np.full(rows, NONE, dtype=np.int32)
             grown[: len(self._of)] = self._of
-            self._of, self._view = grown, grown.data
+            self._of, self.view = grown, grown.data
 
     def of(self, block: int) -> int:
         """-1 where it is of none."""
-        return self._view[block] if 0 <= block < len(self._of) else NONE
+        return self.view[block] if 0 <= block < len(self._of) else NONE
 
     def unknown(self, blocks: Rows) -> Rows:
         """Those of no span, in their order."""
-        unknown: Rows = blocks[self._of[blocks] == NONE]
-        return unknown
+        is_unknown = self._of.take(blocks) == NONE
+        return blocks if np.count_nonzero(is_unknown) == len(blocks) else blocks[is_unknown]
 
     def unknown_run(self, block: int) -> Rows:
         """The blocks of no span around this one in its run of the tree, from the top."""
@@ -142,25 +143,25 @@ class Spans:
         """These blocks go, leaf first, of which tree and index still know: the spans that they were of, each with those that it lost. A
         span of no blocks keeps its history until another one is made."""
         lost: list[tuple[int, Rows]] = []
-        start, total = 0, len(blocks)
+        start, total, known = 0, len(blocks), 0
         while start < total:
-            span = self.of(blocks.item(start))
+            first = blocks.item(start)
+            span = self.of(first)
             if span == NONE:
                 start += 1
                 continue
-            count = min(self.size_down_to(span, blocks.item(start)), total - start)
-            lost.append((span, blocks[start : start + count]))
-            self.size[span] -= count
+            count = min(self.size_down_to(span, first), total - start)
+            lost.append((span, blocks if count == total else blocks[start : start + count]))
+            known += count
+            size = self.size[span] = self.size[span] - count
             self.tail[span] = self._tree.parent.item(blocks.item(start + count - 1))
             self.kids[span], self.child[span] = 0, NONE
-            if not self.size[span]:
+            if not size:
                 self._free.append(span)
-                self.more.pop(span, None)
+                if self.more:
+                    self.more.pop(span, None)
             start += count
-        if sum(len(rows) for _, rows in lost) == total:
-            self._of[blocks] = NONE
-        else:
-            self._of[blocks[blocks < len(self._of)]] = NONE
+        self._mark((blocks if known == total else blocks[blocks < len(self._of)]).tolist(), NONE)
         return lost
 
     def queued(self, span: int) -> tuple[int, ...]:
@@ -182,7 +183,7 @@ class Spans:
 
     def _upwards(self, block: int, depth_min: int) -> list[tuple[int, int]]:
         """From a block up to this depth."""
-        parent, depth, of, head = self._tree.parent, self._tree.depth, self._view, self.head
+        parent, depth, of, head = self._tree.parent, self._tree.depth, self.view, self.head
         found = []
         while block >= 0 and depth.item(block) >= depth_min:
             span = of[block]
@@ -209,4 +210,4 @@ class Spans:
             self._of[np.asarray(blocks)] = number
         else:
             for block in blocks:
-                self._view[block] = number
+                self.view[block] = number

@@ -76,8 +76,16 @@ class Spells:
 
     def rename(self, before: int, after: int, start_s: float, blocks: int) -> None:
         """An open spell turns out to be of another class."""
-        if weight := self._take(before, start_s, blocks):
-            self._add(after, start_s, blocks, weight)
+        slot = int(start_s // _SLOT_S) << _CLASS_BITS
+        place = self._open.get(slot | before)
+        if place is None:
+            return
+        if self._blocks[place] > blocks or slot | after in self._open:
+            self._add(after, start_s, blocks, self._take(before, start_s, blocks))
+            return
+        del self._open[slot | before]
+        self._open[slot | after] = place
+        self._names[place] = slot | after
 
     def turn(self, before: int, after: int, start_s: float, now_s: float, blocks: int) -> None:
         """An open spell goes on as one of another class: each is at risk for its part."""

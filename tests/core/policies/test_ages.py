@@ -25,13 +25,13 @@ def test_it_is_a_sorted_list(seed: int) -> None:
             assert ages.pop_first() == truth.pop(0)
         elif draw < 0.4:
             assert ages.pop_last() == truth.pop()
-        assert len(ages) == len(truth)
+        assert ages.size == len(truth)
         if truth:
             assert ages.first() == truth[0]
             assert ages.last() == truth[-1]
     ages.keep(lambda _, row: row % 3 == 0)
     kept = [each for each in truth if each[1] % 3 == 0]
-    assert [ages.pop_first() for _ in range(len(ages))] == kept
+    assert [ages.pop_first() for _ in range(ages.size)] == kept
 
 
 def test_what_is_not_there_is_not_taken_out() -> None:
@@ -40,4 +40,4 @@ def test_what_is_not_there_is_not_taken_out() -> None:
     ages.add(5, 1)
     ages.remove(5, 2)
     ages.remove(4, 1)
-    assert len(ages) == 1
+    assert ages.size == 1

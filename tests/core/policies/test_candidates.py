@@ -14,10 +14,14 @@ def but(gone: set[int]) -> Candidates:
     return Candidates(lambda _, row: None if row in gone else (100.0 * row, 100.0 * row))
 
 
+def offer(found: Candidates, class_: int, row: int, weight: int = 0) -> None:
+    found.push(class_, weight, row, row, 100.0 * row, 100.0 * row)
+
+
 def filled(gone: set[int]) -> Candidates:
     found = but(gone)
     for row in range(10):
-        found.push(row % 2, 0, row, row)
+        offer(found, row % 2, row)
     return found
 
 
@@ -32,7 +36,7 @@ def test_the_oldest_of_one_class_or_the_newest_of_another_is_the_worst() -> None
 
 def test_a_weight_counts() -> None:
     found = filled(set())
-    found.push(1, -8, 5, 5)  # a sixteenth of the worth
+    offer(found, 1, 5, weight=-8)  # a sixteenth of the worth
     assert found.pop_worst(RATES, 1000.0) == 5
 
 
@@ -65,7 +69,7 @@ def test_what_is_taken_out_does_not_come_again() -> None:
 def test_of_equals_the_one_whose_spell_began_first_leaves() -> None:
     found = but(set())
     for row in (3, 1, 2):
-        found.push(row % 2, 0, row, row)
+        offer(found, row % 2, row)
     flat = np.ones((2, BINS))
     assert [found.pop_worst(flat, 1000.0) for _ in range(3)] == [1, 2, 3]
 
@@ -83,8 +87,8 @@ def test_copies_that_went_before_they_came_up_take_no_room() -> None:
     gone: set[int] = set()
     found = but(gone)
     for row in range(5000):
-        found.push(0, 0, row, row)
+        offer(found, 0, row)
         if row % 100:  # one in a hundred stays
             gone.add(row)
-    assert len(found._slots[0, 0].ages) < 1000
+    assert found._slots[0, 0].ages.size < 1000
     assert [found.pop_oldest() for _ in range(3)] == [0, 100, 200]

@@ -60,6 +60,29 @@ def test_a_class_that_nobody_saw_is_worth_what_the_coarser_one_is_before_and_aft
         hazard.rebuild(40_000.0)
 
 
+def test_tables_that_are_made_part_by_part_are_those_made_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call for all of 8,000 classes would hold the daemon's loop for 40 ms."""
+    whole, parts = learned(), learned()
+    monkeypatch.setattr("kvstored.core.policies.hazard.PART_CLASSES", 1)
+    whole.requests = parts.requests = 1000
+    before, calls = parts.rates, 0
+    while parts.rates is before and calls < 10:
+        parts.maintain(40_000.0)
+        late = parts.class_of(RETURNS._replace(uses=calls % 3))  # comes while they are made
+        assert parts.rates[late, 0] > 0
+        calls += 1
+    assert 2 <= calls < 10
+    whole.rebuild(40_000.0)
+    for profile in (RETURNS, NEVER, UNSEEN, RETURNS._replace(uses=1)):
+        for age_s in (1.0, 60.0, 3000.0):
+            assert worth(parts, profile, age_s) == pytest.approx(worth(whole, profile, age_s))
+    made = parts.rates
+    parts.maintain(40_000.0)
+    assert parts.rates is made  # until they are due again
+
+
 def test_what_a_trait_says_holds_for_classes_that_were_never_seen_with_it() -> None:
     hazard = Hazard()
     for i in range(2000):
