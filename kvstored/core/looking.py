@@ -311,6 +311,7 @@ class Looking:
                     head=self._books.fingerprint(node.head),
                     depth=int(self._books.tree.depth[node.head]),
                     blocks=node.length,
+                    tokens=self._tokens(owner, run),
                     children=len(node.children),
                     holds=int(blocks.holds[node.head]),
                     hits=int(blocks.hits[run].max()),
@@ -319,6 +320,12 @@ class Looking:
                 )
             )
         return found, False
+
+    def _tokens(self, ns: int, run: Rows) -> int:
+        """A block that only stands in for its children's parent is full."""
+        valid = self._books.blocks.valid[run].astype(np.int64)
+        full = self._books.layouts[NamespaceId(ns)].spec.block_tokens
+        return int(np.where(valid == 0, full, valid).sum())
 
     def _run(self, head: int, tail: int, length: int) -> Rows:
         run = np.empty(length, dtype=np.int32)

@@ -55,6 +55,7 @@ class TreeNode:
     head: Fingerprint
     depth: int
     blocks: int
+    tokens: int
     children: int
     holds: int
     hits: int

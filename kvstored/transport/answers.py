@@ -193,7 +193,7 @@ def tree_message(node: TreeNode, layout: Layout) -> pb.TreeNode:
         head_fingerprint=low.to_bytes(8, "little") + high.to_bytes(8, "little"),
         depth_blocks=node.depth,
         blocks=node.blocks,
-        tokens=node.blocks * layout.spec.block_tokens,
+        tokens=node.tokens,
         children=node.children,
         holds=node.holds,
         hits=node.hits,

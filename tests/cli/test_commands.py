@@ -266,7 +266,7 @@ def test_tree_draws_the_runs_of_a_namespace(name: str, stored: bytes) -> None:
     text = done("tree", name).stdout
     assert name in text
     assert "fingerprint" in text
-    assert "depth 0: 3 blocks, 12 tokens" in text
+    assert "depth 0: 3 blocks, 10 tokens" in text
     told("remove", name, *keys(name)[1:])
     assert "1 block, 4 tokens" in done("tree", name).stdout
 
