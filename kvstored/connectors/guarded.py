@@ -142,11 +142,16 @@ class GuardedNamespace:
             self._lookup_slots.release()
             return NO_MATCH
         asked.add_done_callback(lambda _: self._lookup_slots.release())
+        is_late = False
         try:
             asked.result(wait_s)
         except FutureTimeoutError:
+            is_late = True
+        took_s = self._clock.elapsed_s() - began_s
+        # or all that time went by waiting for a connection
+        if is_late or (told[0] is NO_MATCH and took_s >= wait_s):
             self._reach.timed_out(wait_s)
-        self.statistics.count(Stat.LOOKUP_SECONDS, self._clock.elapsed_s() - began_s)
+        self.statistics.count(Stat.LOOKUP_SECONDS, took_s)
         return told[0]
 
     def _look(self, keys: Keys, told: list[Match], wait_s: float) -> None:

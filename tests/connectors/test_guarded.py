@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstored.client import Client, GroupKind, GroupSpec, Keys, Unavailable
-from kvstored.connectors.breaker import State
+from kvstored.client import Busy, Client, GroupKind, GroupSpec, Keys, Match, Namespace, Unavailable
+from kvstored.clock import ManualClock
+from kvstored.connectors.breaker import TIMEOUTS_MAX, State
 from kvstored.connectors.guarded import GuardedNamespace
 from kvstored.connectors.statistics import Stat
 from tests.crash.served import Served, wait_until
@@ -180,6 +181,23 @@ def test_a_hung_daemon_costs_a_few_deadlines_and_then_nothing(served: Served, gu
         os.kill(pid, signal.SIGCONT)
     assert guarded.connected(20)
     assert guarded.lookup(keys).hit_blocks == 4
+
+
+def test_lookups_that_wait_for_a_connection_all_their_time_are_late_too(
+    served: Served, guard: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them connects to the daemon that hangs; the others heard Busy at their deadline, which told nothing: it took a second longer."""
+    guarded, clock = up(guard(lookup_s=5.0)), ManualClock()
+
+    def match(_: Namespace, keys: Keys, *, timeout_s: float) -> Match:
+        clock.advance(timeout_s)
+        raise Busy("another thread is still connecting")
+
+    monkeypatch.setattr(guarded, "_clock", clock)
+    monkeypatch.setattr(Namespace, "match", match)
+    for _ in range(TIMEOUTS_MAX):
+        assert guarded.lookup(guarded.keys(range(BLOCK_TOKENS))).hit_blocks == 0
+    assert totals(guarded, Stat.TIMEOUT_ERRORS, Stat.OUTAGES) == (TIMEOUTS_MAX, 1)
 
 
 def test_a_load_from_a_daemon_that_hangs_ends(served: Served, guard: Open) -> None:
