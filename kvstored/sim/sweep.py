@@ -170,7 +170,7 @@ def plot(done: Sequence[Sweep], path: Path) -> None:
             panel.plot(shares, line.hit_ratios, marker="o", label=line.order.name)
         panel.set(xscale="log", xlabel="capacity, % of unique blocks", title=each.trace)
         panel.set_ylabel("block hit ratio")
-        panel.legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
