@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.codec import planes, zigzag
+from kvstored.codec.differences import BIAS, ESCAPE, WIDE, predicted, put_near, put_wide, take_words
 from kvstored.codec.elements import FORMS, Bytes, Element, Words, exponents_of
 from kvstored.codec.streams import Reader, Writer
 from kvstored.errors import Corrupt
@@ -21,12 +22,10 @@ from kvstored.errors import Corrupt
 STAGES_MAX = 12
 _LANE_MIN = 256
 """Values a lane at least: shorter ones make short vectors."""
-_ESCAPE = 255
-_BIAS = 127
-"""Differences of -127 to 127 are one byte; others are escaped, and their values follow whole: these have few exponents, differences any bits."""
 _ESCAPES_SHARE = 16
-"""More escapes than 1/16 of the values, and the upper byte of every difference is coded instead."""
-_NARROW, _WIDE = 0, 1
+"""More escapes than 1/16 of the values, whose own bits follow whole (they have few exponents, differences any bits), and the upper byte of every
+difference is coded instead."""
+_NARROW = 0
 _PERCENTS = (3, 8, 15, 25, 40, 60, 80)
 """Where, of the lanes in order of their exponents, another Huffman code begins: small values differ most from each other."""
 _STEP = 31
@@ -69,8 +68,8 @@ def encode(
         writer.add_number(len(where))
         planes.encode(writer, words[where])
         return
-    writer.add_number(_WIDE)
-    folded = zigzag.folded(difference - np.uint16(_BIAS))
+    writer.add_number(WIDE)
+    folded = zigzag.folded(difference - np.uint16(BIAS))
     lanes.add(writer, (folded >> 8).astype(np.uint8))
     lanes.add(writer, folded.astype(np.uint8))
 
@@ -79,9 +78,7 @@ def decode(reader: Reader, target: Words, references: Sequence[Words], element: 
     reference = predicted(references)
     count = len(target)
     if FORMS[element].width_bytes == 4:
-        folded = np.empty_like(target)
-        planes.decode(reader, folded)
-        np.add(zigzag.unfolded(folded), reference, out=target)
+        take_words(reader, target, reference)
         return
     stages = reader.take_number()
     if stages > STAGES_MAX or (stages and count < 1 << stages):
@@ -91,29 +88,13 @@ def decode(reader: Reader, target: Words, references: Sequence[Words], element: 
     if FORMS[element].width_bytes == 1:
         np.add(lanes.take(reader, count), reference, out=target)
         return
-    if reader.take_number() == _WIDE:
-        high = lanes.take(reader, count).astype("<u2")
-        folded = np.left_shift(high, 8) | lanes.take(reader, count)
-        np.add(zigzag.unfolded(folded), reference, out=target)
+    if reader.take_number() == WIDE:
+        high = lanes.take(reader, count)
+        put_wide(target, reference, high, lanes.take(reader, count))
         return
     symbols = lanes.take(reader, count)
-    where = np.flatnonzero(symbols == _ESCAPE)
-    if reader.take_number() != len(where):
-        raise Corrupt(f"section has another number of escapes: found={len(where)}")
-    escaped = np.empty(len(where), dtype="<u2")
-    planes.decode(reader, escaped)
-    np.subtract(reference, np.uint16(_BIAS), out=target)
-    np.add(target, symbols, out=target)
+    where, escaped = put_near(reader, target, reference, symbols, reader.take_number())
     target[where] = escaped
-
-
-def predicted(references: Sequence[Words]) -> Words:
-    """The reference, or the mean of two, rounded down, without a carry out of the width."""
-    if len(references) == 1:
-        return references[0]
-    one, other = references
-    mean: Words = (one & other) + np.right_shift(one ^ other, 1)
-    return mean
 
 
 def _offsets(differences: Words, exponents: Bytes) -> Bytes:
@@ -144,10 +125,10 @@ def _keys(exponents: Bytes, offsets: Bytes) -> Bytes:
 
 def _symbols(difference: Words) -> tuple[Bytes, NDArray[np.intp]]:
     """One byte for each, and where it is an escape. Leaves `difference` with the bias."""
-    np.add(difference, np.uint16(_BIAS), out=difference)
+    np.add(difference, np.uint16(BIAS), out=difference)
     symbols = difference.astype(np.uint8)
-    where = np.flatnonzero(difference >= _ESCAPE)
-    symbols[where] = _ESCAPE
+    where = np.flatnonzero(difference >= ESCAPE)
+    symbols[where] = ESCAPE
     return symbols, where
 
 

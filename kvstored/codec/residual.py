@@ -10,16 +10,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstored.codec import planes, zigzag
+from kvstored.codec.differences import WIDE, predicted, put_near, put_wide, take_words
 from kvstored.codec.elements import FORMS, Bytes, Element, Words, exponents_of
-from kvstored.codec.lanes import predicted
 from kvstored.codec.streams import Reader
-from kvstored.errors import Corrupt
 
-_ESCAPE = 255
-_BIAS = 127
 _SAMPLE = 1024
-_WIDE = 1
 _STRETCH = 1 << 15
 Bins = list[NDArray[np.bool_]]
 """A mask over the values for each bin; none means one bin."""
@@ -30,28 +25,19 @@ def decode(
 ) -> None:
     reference = predicted(references)
     if FORMS[element].width_bytes == 4:
-        folded = np.empty_like(target)
-        planes.decode(reader, folded)
-        np.add(zigzag.unfolded(folded), reference, out=target)
+        take_words(reader, target, reference)
         return
     in_bins = _binned(reference, element, bins)
     if FORMS[element].width_bytes == 1:
         np.add(_take_binned(reader, in_bins, len(target)), reference, out=target)
         return
-    if reader.take_number() == _WIDE:
-        high = _take_binned(reader, in_bins, len(target)).astype("<u2")
-        folded = np.left_shift(high, 8) | _take_binned(reader, in_bins, len(target))
-        np.add(zigzag.unfolded(folded), reference, out=target)
+    if reader.take_number() == WIDE:
+        high = _take_binned(reader, in_bins, len(target))
+        put_wide(target, reference, high, _take_binned(reader, in_bins, len(target)))
         return
     count = reader.take_number()
     symbols = _take_binned(reader, in_bins, len(target))
-    where = np.flatnonzero(symbols == _ESCAPE)
-    if len(where) != count:
-        raise Corrupt(f"section has another number of escapes: {count=} found={len(where)}")
-    escaped = np.empty(count, dtype="<u2")
-    planes.decode(reader, escaped)
-    np.subtract(reference, np.uint16(_BIAS), out=target)
-    np.add(target, symbols, out=target)
+    where, escaped = put_near(reader, target, reference, symbols, count)
     target[where] = reference[where] + escaped
 
 
