@@ -30,7 +30,7 @@ from kvstored.notify import Notifier
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.bulk import BulkServer, Certificate
 from kvstored.transport.front_streams import Streams
-from kvstored.transport.sockets import refuse_served
+from kvstored.transport.sockets import path_of, refuse_served
 from kvstored.transport.upstream import Upstream
 from kvstored.wire.bulk import FRAMES_VERSION
 from kvstored.wire.frames import DEADLINE_S_MAX, PAYLOAD_BYTES_MAX
@@ -208,7 +208,6 @@ async def serve_front(
 def check_is_loopback(listen: str) -> None:
     """Raises ConfigError for an address that others than this host can reach."""
     if listen.startswith("unix:"):
-        refuse_served(Path(listen.removeprefix("unix://").removeprefix("unix:")), "listen")
         return
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -228,7 +227,7 @@ def check_is_loopback(listen: str) -> None:
 def check_is_free(listen: str) -> None:
     """Raises ConfigError with the flag for an address that is taken or not this machine's: gRPC tells less, in several lines."""
     if listen.startswith("unix:"):
-        refuse_served(Path(listen.removeprefix("unix://").removeprefix("unix:")), "listen")
+        refuse_served(path_of(listen), "listen")
         return
     host, _, port = listen.rpartition(":")
     family, kind, protocol, _, address = socket.getaddrinfo(
@@ -251,7 +250,7 @@ def _bound(server: Any, listen: str) -> str:  # a grpc.aio.Server: grpc ships no
     except RuntimeError as error:
         raise ConfigError(f"the address cannot be bound listen={listen}: {error}") from error
     if listen.startswith("unix:"):
-        Path(listen.removeprefix("unix://").removeprefix("unix:")).chmod(0o600)
+        path_of(listen).chmod(0o600)
         return listen
     return f"{listen.rpartition(':')[0]}:{port}"
 

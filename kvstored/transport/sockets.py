@@ -36,6 +36,11 @@ def listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
+def path_of(listen: str) -> Path:
+    """Of an address unix:///path or unix:path, as gRPC takes them."""
+    return Path(listen.removeprefix("unix://").removeprefix("unix:"))
+
+
 def refuse_served(path: Path, setting: str) -> None:
     """ConfigError where another process listens. Who binds to a path removes what lies there first: the socket of a daemon with another state
     directory would go, and that daemon would be out of reach for good.
