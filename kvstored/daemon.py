@@ -29,6 +29,7 @@ from kvstored.store.janitor import Janitor
 from kvstored.store.recovery import Found, Recovery
 from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
 from kvstored.transport.local import LocalServer
+from kvstored.transport.polling import BusyPoll
 from kvstored.transport.service import StoreService
 from kvstored.transport.sockets import refuse_served
 
@@ -81,8 +82,17 @@ class Daemon:
             tier_facts=self._tier_facts,
             broken=self._broken(),
         )
-        service = StoreService(self._store, Inspection(self._store, around))
-        self._server = LocalServer(service, config.socket, mode=config.socket_mode)
+        # with one core who waits would keep it from who works
+        busy_poll_s = config.limits.busy_poll_s if len(os.sched_getaffinity(0)) > 1 else 0.0
+        service = StoreService(
+            self._store, Inspection(self._store, around), busy_poll_s=busy_poll_s
+        )
+        self._server = LocalServer(
+            service,
+            config.socket,
+            mode=config.socket_mode,
+            polling=BusyPoll(busy_poll_s, SystemClock()),
+        )
         self._metrics_server = MetricsServer(
             self._shell.metrics, refresh=self._refresh, unready=self._unready
         )

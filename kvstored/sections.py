@@ -253,6 +253,12 @@ class Limits(Section):
     load_deadline_s: Duration = Field(
         default=5, ge=0.01, le=600, description="how long a read waits for its load from disk"
     )
+    busy_poll_s: Duration = Field(
+        default=0.001,
+        ge=0,
+        le=0.01,
+        description="how long daemon and clients of its host stay awake for the next message where messages follow each other so closely; 0: never",
+    )
     drain_s: Duration = Field(
         default=30, ge=0, le=3600, description="how long SIGTERM may flush dirty blocks to disk"
     )

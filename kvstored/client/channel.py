@@ -38,6 +38,7 @@ class Session:
     epoch: int
     resume_ttl_s: float
     has_projection: bool = False
+    busy_poll_s: float = 0.0
     releases: deque[int] = field(default_factory=deque)
     """Leases that ended here and ride on the next Acquire. Beyond the bound they are left to their TTL."""
 
@@ -238,7 +239,12 @@ class LocalChannel:
             raise
         if known is None or (known.token, known.epoch) != (answer.token, answer.epoch):
             known = Session(
-                answer.token, answer.epoch, answer.resume_ttl_ms / 1000, answer.projection
+                answer.token,
+                answer.epoch,
+                answer.resume_ttl_ms / 1000,
+                answer.projection,
+                answer.busy_poll_us / 1e6,
             )
             self._session = known
+        connection.busy_poll(known.busy_poll_s, self.clock)
         return LocalLink(known, connection)

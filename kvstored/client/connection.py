@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from kvstored.clock import Clock
 from kvstored.errors import (
     Corrupt,
     DeadlineExceeded,
@@ -52,6 +53,9 @@ class Connection:
         self._call = 0
         self._timeout_s = 0.0
         self._is_idle = False
+        self._clock: Clock | None = None
+        self._busy_poll_s = 0.0
+        self._is_soon = True
         self._owed: Callable[[], None] | None = None
         try:
             self._socket.settimeout(connect_timeout_s)
@@ -82,6 +86,12 @@ class Connection:
         except OSError:
             return False
         return bool(peeked) and self._owed is not None
+
+    def busy_poll(self, window_s: float, clock: Clock) -> None:
+        """From now on looks so long for an answer before it sleeps until one comes, as long as answers do come within it: a wake-up takes longer
+        than most calls."""
+        self._clock = clock if window_s > 0 else None
+        self._busy_poll_s = window_s
 
     def close(self) -> None:
         self._is_idle = False
@@ -188,6 +198,8 @@ class Connection:
     def _receive(self, buffer: bytearray, received: int) -> memoryview:
         """The whole frame of an answer, of which `received` bytes are in `buffer` already."""
         view = memoryview(buffer)
+        if self._clock is not None and not received:
+            received = self._received_first(view, self._clock)
         received = self._receive_up_to(HEADER_BYTES, view, received)
         needed = HEADER_BYTES + self._payload_bytes(view)
         if needed > len(view):
@@ -198,6 +210,22 @@ class Connection:
         if received > needed:
             raise Corrupt("the daemon's answer has a tail")
         return view[:needed]
+
+    def _received_first(self, view: memoryview, clock: Clock) -> int:
+        """Of an answer, its first bytes; 0 where the daemon hung up. Between looks the core is offered to whoever is ready."""
+        late_s = clock.elapsed_s() + self._busy_poll_s
+        try:
+            while self._is_soon:
+                try:
+                    return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    os.sched_yield()
+                self._is_soon = clock.elapsed_s() < late_s
+            received = self._socket.recv_into(view)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._is_soon = clock.elapsed_s() < late_s
+        return received
 
     def _receive_up_to(self, needed: int, view: memoryview, received: int) -> int:
         try:

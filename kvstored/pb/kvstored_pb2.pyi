@@ -153,7 +153,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., resume_ttl_ms: _Optional[int] = ..., protocol: _Optional[int] = ..., detached: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate", "projection", "frames")
+    __slots__ = ("token", "epoch", "resumed", "resume_ttl_ms", "keys_max", "piece_bytes_max", "daemon_pid", "version", "quarantined", "local_socket", "host", "bulk_port", "bulk_host", "bulk_id", "bulk_certificate", "projection", "busy_poll_us", "frames")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class OpenSessionResponse(_message.Message):
     BULK_ID_FIELD_NUMBER: _ClassVar[int]
     BULK_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FIELD_NUMBER: _ClassVar[int]
+    BUSY_POLL_US_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     epoch: int
@@ -187,8 +188,9 @@ class OpenSessionResponse(_message.Message):
     bulk_id: bytes
     bulk_certificate: bytes
     projection: bool
+    busy_poll_us: int
     frames: Frames
-    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ..., projection: _Optional[bool] = ..., frames: _Optional[_Union[Frames, _Mapping]] = ...) -> None: ...
+    def __init__(self, token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., resume_ttl_ms: _Optional[int] = ..., keys_max: _Optional[int] = ..., piece_bytes_max: _Optional[int] = ..., daemon_pid: _Optional[int] = ..., version: _Optional[str] = ..., quarantined: _Optional[bool] = ..., local_socket: _Optional[str] = ..., host: _Optional[str] = ..., bulk_port: _Optional[int] = ..., bulk_host: _Optional[str] = ..., bulk_id: _Optional[bytes] = ..., bulk_certificate: _Optional[bytes] = ..., projection: _Optional[bool] = ..., busy_poll_us: _Optional[int] = ..., frames: _Optional[_Union[Frames, _Mapping]] = ...) -> None: ...
 
 class Frames(_message.Message):
     __slots__ = ("version", "always", "link_bytes_per_s", "decoders")

@@ -13,6 +13,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError, Message
 
 from kvstored import logs
+from kvstored.clock import SystemClock
 from kvstored.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -20,6 +21,7 @@ from kvstored.errors import (
 )
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.caller import Caller, Service
+from kvstored.transport.polling import BusyPoll
 from kvstored.transport.sockets import credentials, listen
 from kvstored.wire.frames import (
     HEADER,
@@ -63,9 +65,11 @@ class LocalServer:
         mode: int = 0o600,
         tenant_of: Callable[[int, int], str] = one_tenant,
         limits: LocalLimits | None = None,
+        polling: BusyPoll | None = None,
     ) -> None:
         self.service = service
         self.limits = limits or LocalLimits()
+        self._polling = polling or BusyPoll(0, SystemClock())
         self._path = path
         self._mode = mode
         self._tenant_of = tenant_of
@@ -139,7 +143,7 @@ class LocalServer:
             gid=gid,
             tenant=self._tenant_of(uid, gid),
         )
-        connection = _Connection(self.service, sock, caller, self.limits)
+        connection = _Connection(self.service, sock, caller, self.limits, self._polling)
         self._connections[caller.connection_id] = connection
         assert self._tasks is not None
         task = self._tasks.create_task(
@@ -161,13 +165,19 @@ class _Connection:
     """One peer: reads frames as they come, answers them one after the other."""
 
     def __init__(
-        self, service: Service, sock: socket.socket, caller: Caller, limits: LocalLimits
+        self,
+        service: Service,
+        sock: socket.socket,
+        caller: Caller,
+        limits: LocalLimits,
+        polling: BusyPoll,
     ) -> None:
         self.sock = sock
         self.task: asyncio.Task[None] | None = None
         self._service = service
         self._caller = caller
         self._limits = limits
+        self._polling = polling
         self._loop = asyncio.get_running_loop()
         self._received = bytearray()
         self._frame_bytes = 0
@@ -232,6 +242,7 @@ class _Connection:
                 return
             self._frame_bytes = HEADER_BYTES + payload_bytes
         if self._has_frame():
+            self._polling.received()
             self._cancel_stall()
             self._wake()
             if len(self._received) > self._frame_bytes + _RECV_BYTES:
@@ -308,6 +319,7 @@ class _Connection:
             unsent = self._sent(memoryview(answer), descriptor)
         finally:
             self._service.answered()
+            self._polling.answered(self._loop.call_soon)
         while unsent:
             await self._writable()
             # a descriptor goes with the first byte

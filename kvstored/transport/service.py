@@ -51,8 +51,9 @@ INTERNAL = "internal"
 class StoreService:
     """The transport's Service over one store. Runs on its loop."""
 
-    def __init__(self, store: Store, inspection: Inspection) -> None:
+    def __init__(self, store: Store, inspection: Inspection, *, busy_poll_s: float = 0.0) -> None:
         self._store = store
+        self._busy_poll_us = round(busy_poll_s * 1e6)
         self._asked = Asked(store)
         self._descriptors = Descriptors(store)
         self._answers: dict[str, Answer] = {
@@ -151,6 +152,7 @@ class StoreService:
             version=__version__,
             quarantined=self._store.shell.catalog.quarantine.has(session.core),
             projection=not request.detached and self._descriptors.has_projection(caller),
+            busy_poll_us=self._busy_poll_us,
         )
 
     async def _keep_alive(

@@ -1,0 +1,165 @@
+"""Staying awake: the loop's side by a clock and a loop made by hand, the client's over a pair of sockets."""
+
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstored.client.connection import Connection
+from kvstored.clock import ManualClock, SystemClock
+from kvstored.errors import DeadlineExceeded, Unavailable
+from kvstored.pb import kvstored_pb2 as pb
+from kvstored.transport.polling import BusyPoll
+from kvstored.wire.frames import HEADER, HEADER_BYTES, frame
+from kvstored.wire.methods import BY_NAME
+from kvstored.wire.status import OK
+
+STAT = BY_NAME["Stat"].number
+WINDOW_S = 0.5
+
+
+class Loop:
+    """Counts turns; each takes a tenth of the window."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self.clock = ManualClock()
+        self.ready: list[Callable[[], object]] = []
+        self.polling = BusyPoll(window_s, self.clock)
+
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
+        self.ready.append(lambda: call(*arguments))
+
+    def serve(self, after_s: float) -> None:
+        self.clock.advance(after_s)
+        self.polling.received()
+        self.polling.answered(self.call_soon)
+
+    def run(self) -> int:
+        turns = 0
+        while self.ready:
+            ready, self.ready = self.ready, []
+            assert len(ready) == 1, "one chain of turns, whatever was answered"
+            ready[0]()
+            turns += 1
+            self.clock.advance(WINDOW_S / 10)
+        return turns
+
+
+class TestTheLoop:
+    def test_who_calls_now_and_then_costs_no_turn(self) -> None:
+        loop = Loop()
+        for _ in range(5):
+            loop.serve(WINDOW_S)
+            assert not loop.ready
+
+    def test_a_message_soon_after_an_answer_keeps_it_awake_for_the_window(self) -> None:
+        loop = Loop()
+        loop.serve(WINDOW_S)
+        for _ in range(3):
+            loop.serve(0.9 * WINDOW_S)
+            loop.polling.answered(loop.call_soon)
+        assert 10 <= loop.run() <= 12
+        loop.serve(WINDOW_S)
+        assert not loop.ready, "asleep again"
+
+    def test_a_window_of_nothing_never_turns(self) -> None:
+        loop = Loop(0)
+        for _ in range(3):
+            loop.serve(0)
+        assert not loop.ready
+
+
+class Daemon:
+    """The other end of one connection: answers when it is told to. `looks`: receives of the client that found nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.connection = Connection(str(path), 5)
+        self.peer, _ = self.listener.accept()
+        self.looks = 0
+        self.sleeps = 0
+        self.before_look: Callable[[], None] = lambda: None
+        self._inner = self.connection._socket
+        self.connection._socket = self  # type: ignore[assignment]
+
+    def recv_into(self, view: memoryview, size: int = 0, flags: int = 0) -> int:
+        if flags & socket.MSG_DONTWAIT:
+            self.before_look()
+            self.looks += 1
+        else:
+            self.sleeps += 1
+        return self._inner.recv_into(view, size, flags)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def answer(self) -> None:
+        head = self.peer.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        payload_bytes, method, _, call = HEADER.unpack(head)
+        self.peer.recv(payload_bytes, socket.MSG_WAITALL)
+        self.peer.sendall(frame(method, OK, call, pb.StatResponse(epoch=7).SerializeToString()))
+
+    def call(self, timeout_s: float = 5) -> pb.StatResponse:
+        return self.connection.call("Stat", pb.StatRequest(), pb.StatResponse, timeout_s)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="kvs") as folder:
+        made = Daemon(Path(folder) / "s")
+        yield made
+        made.connection.close()
+        made.peer.close()
+        made.listener.close()
+
+
+class TestTheClient:
+    def test_an_answer_within_the_window_is_taken_without_sleeping(self, daemon: Daemon) -> None:
+        daemon.connection.busy_poll(60, SystemClock())
+        daemon.before_look = lambda: daemon.answer() if daemon.looks == 3 else None
+        assert daemon.call().epoch == 7
+        assert (daemon.looks, daemon.sleeps) == (4, 0)
+
+    def test_a_later_one_is_slept_for_and_the_next_one_too_until_one_is_soon(
+        self, daemon: Daemon
+    ) -> None:
+        daemon.connection.busy_poll(1e-6, SystemClock())
+        late = threading.Timer(0.02, daemon.answer)
+        late.start()
+        assert daemon.call().epoch == 7
+        late.join()
+        assert daemon.sleeps == 1
+        daemon.connection.busy_poll(60, SystemClock())
+        looks = daemon.looks
+        answering = threading.Thread(target=daemon.answer)
+        answering.start()
+        assert daemon.call().epoch == 7
+        answering.join()
+        assert (daemon.looks, daemon.sleeps) == (looks, 2), "the last one was late"
+        daemon.before_look = daemon.answer
+        assert daemon.call().epoch == 7
+        assert (daemon.looks, daemon.sleeps) == (looks + 1, 2), "the last one was soon"
+
+    def test_an_answer_that_never_comes_is_still_too_late(self, daemon: Daemon) -> None:
+        daemon.connection.busy_poll(0.001, SystemClock())
+        with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+            daemon.call(0.01)
+        assert daemon.looks > 0
+
+    def test_a_daemon_that_hangs_up_meanwhile_is_gone(self, daemon: Daemon) -> None:
+        daemon.connection.busy_poll(60, SystemClock())
+        daemon.before_look = daemon.peer.close
+        with pytest.raises(Unavailable):
+            daemon.call()
+
+    def test_without_a_window_nothing_is_looked_for(self, daemon: Daemon) -> None:
+        answering = threading.Thread(target=daemon.answer)
+        answering.start()
+        assert daemon.call().epoch == 7
+        answering.join()
+        assert daemon.looks == 0
