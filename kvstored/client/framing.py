@@ -6,7 +6,6 @@ Loaded only where frames are offered: the one module of the client that needs th
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstored.client.copying import Bytes, checksum_of
-from kvstored.codec import blocks, header, planner
-from kvstored.codec.elements import element_of
-from kvstored.codec.link import Gain, is_faster
-from kvstored.codec.plan import Plan
-from kvstored.core.types import GroupKind, GroupSpec, NamespaceSpec
+from kvstored.client.gains import Known, looked_at
+from kvstored.codec import blocks, header
+from kvstored.codec.link import is_faster
+from kvstored.core.types import NamespaceSpec
 from kvstored.errors import Corrupt
 from kvstored.wire.bulk import FRAMED_BYTES_MIN, PIECE_HEAD
 
@@ -63,12 +61,6 @@ class Moved:
     wire_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    plan: Plan
-    gain: Gain
-
-
 class Framing:
     """Thread-safe. Never survives a fork: the child makes another one. Its threads end once nobody has it any more. `always`: wherever a group gains,
     whatever the link."""
@@ -78,7 +70,7 @@ class Framing:
         self.sent, self.received = Moved(), Moved()
         self._always = always
         self._specs: dict[bytes, NamespaceSpec] = {}
-        self._known: dict[tuple[bytes, int], _Known] = {}
+        self._known: dict[tuple[bytes, int], Known] = {}
         self._looking: set[tuple[bytes, int]] = set()
         self._ahead_bytes = 0
         self._lock = threading.Lock()
@@ -141,8 +133,10 @@ class Framing:
             if size < FRAMED_BYTES_MIN:
                 continue
             known = self._known.get((digest, group))
-            if known is None:
+            if known is None or known.left <= 0:
                 known = self._looked(spec, digest, group, runs)
+            else:
+                known.left -= 1
             if known is not None and self._gains(known, link_bytes_per_s, decoders):
                 gaining += size
         return 2 * gaining > total
@@ -188,12 +182,12 @@ class Framing:
 
     # ---- inside
 
-    def _gains(self, known: _Known, link_bytes_per_s: float, decoders: int) -> bool:
+    def _gains(self, known: Known, link_bytes_per_s: float, decoders: int) -> bool:
         if known.plan.is_raw:
             return False
         return self._always or is_faster(known.gain, link_bytes_per_s, self.threads, decoders)
 
-    def _looked(self, spec: NamespaceSpec, digest: bytes, number: int, runs: Runs) -> _Known | None:
+    def _looked(self, spec: NamespaceSpec, digest: bytes, number: int, runs: Runs) -> Known | None:
         group = spec.groups[number]
         key = digest, number
         if size_of(runs) != group.bytes_per_block:
@@ -208,7 +202,7 @@ class Framing:
 
         def look() -> None:
             try:
-                self._known[key] = _sampled(spec, group, plain)
+                self._known[key] = looked_at(spec, group, plain)
             finally:
                 self._looking.discard(key)
 
@@ -373,19 +367,3 @@ def _decoded(stored: Bytes, target: Runs) -> int | None:
         np.copyto(run, whole[begin : begin + run.size])
         begin += run.size
     return found.checksum
-
-
-def _sampled(spec: NamespaceSpec, group: GroupSpec, plain: Bytes) -> _Known:
-    is_blob = group.kind is GroupKind.STATE or (
-        group.kind is GroupKind.WINDOW and not group.per_block
-    )
-    rows = 1 if is_blob else spec.block_tokens // group.ratio
-    plan = planner.plan_for(plain, element_of(spec.dtype), rows)
-    target = np.empty_like(plain)
-    begun_s = time.thread_time()
-    packed = blocks.encode(plain, plan)
-    encoded_s = time.thread_time()
-    blocks.decode(packed, target)
-    ended_s = time.thread_time()
-    rate = [plain.size / max(took_s, 1e-6) for took_s in (encoded_s - begun_s, ended_s - encoded_s)]
-    return _Known(plan, Gain(plain.size / packed.size, *rate))

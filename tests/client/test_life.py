@@ -330,7 +330,7 @@ class TestRestart:
             began = time.perf_counter()
             with pytest.raises(Unavailable):
                 namespace.get(keys)
-            assert time.perf_counter() - began < 0.2
+            assert time.perf_counter() - began < 2
 
     def test_after_a_restart_the_same_objects_go_on(
         self, daemon: FakeDaemon, client: Client, namespace: Namespace
@@ -410,7 +410,7 @@ class TestClosed:
             client.call(
                 "PollEvents", pb.PollEventsRequest(wait_ms=60_000), pb.PollEventsResponse, 0.2
             )
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 10
 
 
 class TestAsync:

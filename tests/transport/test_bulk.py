@@ -260,7 +260,7 @@ class TestFallingBack:
             with pytest.raises(Unavailable):
                 namespace.get(keys)
             second = start_front(daemon.path, listen)
-            for _ in range(100):
+            for _ in range(600):
                 try:
                     assert namespace.get(keys).hits == 1
                 except Unavailable:

@@ -1,7 +1,7 @@
 """Blocks of real KV between a client and a daemon as frames: over the bulk channel and gRPC, in both directions, and every way not to."""
 
+import itertools
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from kvstored.pb import kvstored_pb2_grpc as stubs
 from kvstored.wire.bulk import FRAMED, PIECE_HEAD
 from kvstored.wire.packing import pack_u64, unpack_u64
 from tests.codec import real
+from tests.crash.served import wait_until
 
 from .bulk_peer import ACQUIRE, RESERVE, Peer, eventually, peer
 from .fake_daemon import FakeDaemon
@@ -82,7 +83,12 @@ def lossless(daemon: FakeDaemon) -> Iterator[Wire]:
 
 @pytest.fixture(scope="module")
 def slow(daemon: FakeDaemon) -> Iterator[Wire]:
-    yield from _wire(daemon, "wire.link_bytes_per_s", "50MB")
+    yield from _wire(daemon, "wire.link_bytes_per_s", "10MB")
+
+
+@pytest.fixture(scope="module")
+def fast(daemon: FakeDaemon) -> Iterator[Wire]:
+    yield from _wire(daemon, "wire.link_bytes_per_s", "7GB")
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +190,17 @@ class TestOnTheWire:
     ) -> None:
         with slow.client(scheme) as client:
             namespace = client.open_namespace(SPEC)
-            for seed in range(3, 40):
-                keys, rows = stored(namespace, seed)
+            seeds = itertools.count(3)
+
+            def both_ways() -> bool:
+                """Both ends look at the group beside the first transfers."""
+                keys, rows = stored(namespace, next(seeds) % 32)
                 assert_is(namespace, keys, rows)
+                namespace.clear()
                 sent, _, received, _ = moved(client)
-                if sent and received:
-                    break
-                time.sleep(0.1)
-                assert seed < 39, "both ends look at the group beside the first transfers"
+                return bool(sent and received)
+
+            wait_until(both_ways)
             namespace.clear()
 
 
@@ -222,21 +231,22 @@ class TestFallbacks:
         assert client_frames.offered(pb.Frames(version=2)) is None
         assert client_frames.offered(pb.Frames()) is None
 
-    def test_a_fast_link_gets_plain_bytes(self, daemon: FakeDaemon) -> None:
-        for wire in _wire(daemon, "wire.link_bytes_per_s", "7GB"):
-            with wire.client("bulk") as client:
-                namespace = client.open_namespace(SPEC)
-                for seed in range(52, 90):
-                    keys, rows = stored(namespace, seed)
-                    assert_is(namespace, keys, rows)
-                    if client._transport.frames.framing._known:
-                        break
-                    time.sleep(0.1)
-                keys, rows = stored(namespace, 90)
+    def test_a_fast_link_gets_plain_bytes(self, fast: Wire) -> None:
+        with fast.client("bulk") as client:
+            namespace = client.open_namespace(SPEC)
+            frames, seeds = client._transport.frames, itertools.count(52)
+
+            def looked_at() -> bool:
+                keys, rows = stored(namespace, next(seeds))
                 assert_is(namespace, keys, rows)
-                assert client._transport.frames.framing._known, "it was looked at"
-                assert moved(client) == (0, 0, 0, 0)
                 namespace.clear()
+                return bool(frames.framing._known)
+
+            wait_until(looked_at)
+            keys, rows = stored(namespace, 90)
+            assert_is(namespace, keys, rows)
+            assert moved(client) == (0, 0, 0, 0)
+            namespace.clear()
 
 
 def _frame(plain: Bytes) -> Bytes:

@@ -155,7 +155,7 @@ class TestUnary:
         request = pb.PollEventsRequest(wait_ms=60_000, cursor=10**6)
         with pytest.raises(DeadlineExceeded):
             client.call("PollEvents", request, pb.PollEventsResponse, 0.3)
-        assert time.perf_counter() - began < 3
+        assert time.perf_counter() - began < 20
 
     def test_an_unreadable_request_is_an_invalid_argument(self, channel: grpc.Channel) -> None:
         raw = channel.unary_unary("/kvstored.v1.Kvstored/Match")
@@ -341,7 +341,7 @@ class TestStreams:
 class TestServing:
     def test_health_and_reflection_are_on(self, channel: grpc.Channel) -> None:
         health = health_pb2_grpc.HealthStub(channel)
-        for _ in range(100):
+        for _ in range(600):
             for service in ("", "kvstored.v1.Kvstored"):
                 told = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
             if told.status == health_pb2.HealthCheckResponse.SERVING:

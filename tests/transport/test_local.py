@@ -49,7 +49,7 @@ def peer(daemon: FakeDaemon) -> Iterator[socket.socket]:
         yield raw
     # Whatever the peer did, the daemon answers, and no connection stays behind.
     connection = Connection(str(daemon.path), 5)
-    for _ in range(100):
+    for _ in range(1000):
         stat = connection.call("Stat", pb.StatRequest(), pb.StatResponse, 5)
         if stat.counters["connections"] == 1:
             break
@@ -93,7 +93,7 @@ def test_a_half_sent_message_is_given_up_after_a_while(peer: socket.socket, sent
     peer.sendall(frame(STAT, 0, 1, b"\x00" * 100)[:sent])
     began = time.perf_counter()
     assert is_hung_up(peer)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 20
 
 
 def test_a_message_in_single_bytes_is_a_message(peer: socket.socket) -> None:
@@ -167,7 +167,7 @@ def is_served(connection: Connection) -> bool:
 class TestConnection:
     @pytest.fixture
     def connection(self, daemon: FakeDaemon) -> Iterator[Connection]:
-        for _ in range(100):
+        for _ in range(1000):
             made = Connection(str(daemon.path), 5)
             try:
                 made.call("Stat", pb.StatRequest(), pb.StatResponse, 5)
@@ -202,7 +202,7 @@ class TestConnection:
             connection.call(
                 "PollEvents", pb.PollEventsRequest(wait_ms=60_000), pb.PollEventsResponse, 0.2
             )
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 10
         assert connection.is_reusable
 
     def test_a_segment_comes_with_a_descriptor_of_its_own(self, connection: Connection) -> None:
