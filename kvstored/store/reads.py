@@ -55,7 +55,8 @@ class Reads:
         if len(acquired.hits):
             touch = shell.behind.books.touch
             shell.unsettled.append(partial(touch, acquired.hits, TouchEvent.HIT, now_s))
-        self._mover.start(acquired.loads, Urgency.DEMAND, keys=call.keys)
+        if acquired.loads:  # their order is looked up in whole books
+            self._mover.start(acquired.loads, Urgency.DEMAND, keys=call.keys)
         try:
             # what is there already is answered before its use is written down
             catalog = shell.behind

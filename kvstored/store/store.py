@@ -6,6 +6,7 @@ Verbs take and give the core's values; messages are the transport's. A verb that
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +130,8 @@ class Store:
             grant = await self.reads.acquire_in_hbm(call, wait_s=wait_s, layers=order)
         else:
             grant = await self.reads.acquire(call, wait_s=wait_s)
-        self._count_read(grant, call, layout)
+        # counted when it is answered
+        self.shell.unsettled.append(partial(self._count_read, grant, call, layout))
         return grant
 
     async def wait_layers(

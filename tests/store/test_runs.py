@@ -123,6 +123,7 @@ def test_many_cold_blocks_come_up_as_one_run(world: World, disk: Watched) -> Non
         loaded = [event for event in events if event.kind is EventKind.LOADED]
         assert [e.key for e in loaded] == [keys_of(layout, BLOCKS).key(i) for i in BLOCKS]
         assert [e.depth_blocks for e in loaded] == list(BLOCKS)
+        world.shell.settle()
         assert world.shell.counts["read_keys_hit", "nvme"] == len(BLOCKS)
         world.store.release(session, [grant.lease])
         await world.check_nothing_leaked()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -188,6 +189,7 @@ def test_tokens_and_flops_of_a_read_are_those_of_its_blocks_and_count_once_a_ran
         grants = [
             await world.store.acquire(replace(call, shard=s), layout, wait_s=1.0) for s in (0, 1)
         ]
+        world.shell.settle()
         counts = world.shell.counts
         assert counts["hit_tokens", "dram"] == counts["read_tokens", "hit"] == 4
         assert counts["miss_tokens", "never-stored"] == BLOCK_TOKENS
@@ -195,6 +197,30 @@ def test_tokens_and_flops_of_a_read_are_those_of_its_blocks_and_count_once_a_ran
         assert counts["read_keys_hit", "dram"] == 2
         world.store.release(session, [grant.lease for grant in grants])
         await world.check_nothing_leaked()
+
+    running(world, main)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_what_is_there_is_answered_before_anything_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A load that was not there was put in order by whole books: every answer waited for what is for later."""
+    world = World(tmp_path)
+    world.grow()
+
+    async def main() -> None:
+        layout, session = await world.open(), world.session()
+        world.put(session, layout, range(count))
+        world.shell.settle()
+        touch = MagicMock(wraps=world.shell.behind.books.touch)
+        monkeypatch.setattr(world.shell.behind.books, "touch", touch)
+        grant = await world.acquire(session, layout, range(count))
+        assert all(block.status is ReadStatus.HIT for block in grant.blocks)
+        assert (touch.call_count, world.shell.counts["read_keys_hit", "dram"]) == (0, 0)
+        world.shell.settle()
+        assert (touch.call_count, world.shell.counts["read_keys_hit", "dram"]) == (1, count)
+        world.store.release(session, [grant.lease])
 
     running(world, main)
 
