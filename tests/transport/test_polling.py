@@ -2,14 +2,13 @@
 
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstored.client.connection import Connection
-from kvstored.clock import ManualClock, SystemClock
+from kvstored.clock import ManualClock
 from kvstored.errors import DeadlineExceeded, Unavailable
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.transport.polling import BusyPoll
@@ -72,6 +71,20 @@ class TestTheLoop:
         assert not loop.ready
 
 
+class Ticking:
+    """A clock that goes on by so much with every look at it."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.reads = step_s, 0
+
+    def now_s(self) -> float:
+        return self.elapsed_s()
+
+    def elapsed_s(self) -> float:
+        self.reads += 1
+        return self.reads * self.step_s
+
+
 class Daemon:
     """The other end of one connection: answers when it is told to. `looks`: receives of the client that found nothing."""
 
@@ -84,6 +97,7 @@ class Daemon:
         self.looks = 0
         self.sleeps = 0
         self.before_look: Callable[[], None] = lambda: None
+        self.before_sleep: Callable[[], None] = lambda: None
         self._inner = self.connection._socket
         self.connection._socket = self  # type: ignore[assignment]
 
@@ -93,6 +107,7 @@ class Daemon:
             self.looks += 1
         else:
             self.sleeps += 1
+            self.before_sleep()
         return self._inner.recv_into(view, size, flags)
 
     def __getattr__(self, name: str) -> object:
@@ -120,7 +135,7 @@ def daemon() -> Iterator[Daemon]:
 
 class TestTheClient:
     def test_an_answer_within_the_window_is_taken_without_sleeping(self, daemon: Daemon) -> None:
-        daemon.connection.busy_poll(60, SystemClock())
+        daemon.connection.busy_poll(60, Ticking(1e-6))
         daemon.before_look = lambda: daemon.answer() if daemon.looks == 3 else None
         assert daemon.call().epoch == 7
         assert (daemon.looks, daemon.sleeps) == (4, 0)
@@ -128,38 +143,40 @@ class TestTheClient:
     def test_a_later_one_is_slept_for_and_the_next_one_too_until_one_is_soon(
         self, daemon: Daemon
     ) -> None:
-        daemon.connection.busy_poll(1e-6, SystemClock())
-        late = threading.Timer(0.02, daemon.answer)
-        late.start()
+        daemon.connection.busy_poll(4e-6, Ticking(1e-6))
+        daemon.before_sleep = daemon.answer
         assert daemon.call().epoch == 7
-        late.join()
         assert daemon.sleeps == 1
-        daemon.connection.busy_poll(60, SystemClock())
+        daemon.connection.busy_poll(60, Ticking(1e-6))
         looks = daemon.looks
-        answering = threading.Thread(target=daemon.answer)
-        answering.start()
         assert daemon.call().epoch == 7
-        answering.join()
         assert (daemon.looks, daemon.sleeps) == (looks, 2), "the last one was late"
         daemon.before_look = daemon.answer
         assert daemon.call().epoch == 7
         assert (daemon.looks, daemon.sleeps) == (looks + 1, 2), "the last one was soon"
 
+    def test_where_others_use_the_core_it_sleeps_but_looks_again_for_the_next(
+        self, daemon: Daemon
+    ) -> None:
+        daemon.connection.busy_poll(60, Ticking(1e-4))
+        daemon.before_sleep = daemon.answer
+        for _ in range(3):
+            assert daemon.call().epoch == 7
+        assert (daemon.looks, daemon.sleeps) == (3, 3)
+
     def test_an_answer_that_never_comes_is_still_too_late(self, daemon: Daemon) -> None:
-        daemon.connection.busy_poll(0.001, SystemClock())
+        daemon.connection.busy_poll(1e-4, Ticking(1e-6))
         with pytest.raises(DeadlineExceeded, match="did not answer in time"):
             daemon.call(0.01)
         assert daemon.looks > 0
 
     def test_a_daemon_that_hangs_up_meanwhile_is_gone(self, daemon: Daemon) -> None:
-        daemon.connection.busy_poll(60, SystemClock())
+        daemon.connection.busy_poll(60, Ticking(1e-6))
         daemon.before_look = daemon.peer.close
         with pytest.raises(Unavailable):
             daemon.call()
 
     def test_without_a_window_nothing_is_looked_for(self, daemon: Daemon) -> None:
-        answering = threading.Thread(target=daemon.answer)
-        answering.start()
+        daemon.before_sleep = daemon.answer
         assert daemon.call().epoch == 7
-        answering.join()
         assert daemon.looks == 0
