@@ -17,7 +17,8 @@ from kvstored.wire.packing import U64S, pack_u64, unpack_u64
 
 STOCK_BYTES_MAX = 128 << 20
 BLOCKS_MIN = 32
-"""Ordered at a time where puts are smaller: an order for every put would be a message for every put again."""
+AHEAD_PUTS, AHEAD_BYTES = 8, 4 << 20
+"""Held where puts are smaller: an order for every put would be a message for every put again, and one for four costs the daemon half."""
 IDLE_S = 10.0
 REST_PUTS_MAX = 64
 """Puts of a namespace that go the other way after ones that copied for nothing."""
@@ -83,11 +84,12 @@ class Stock:
         shelf.rest, shelf.rests = shelf.rests, min(2 * shelf.rests, REST_PUTS_MAX)
 
     def restock(self, namespace: bytes, count: int, piece_bytes: int, timeout_s: float) -> None:
-        """Orders what two puts of `count` blocks like the last one need, from the second put on: one uses what is there while the order
-        for the other is carried out. Waits for no answer."""
+        """Orders what two puts of `count` blocks like the last one need, or some more small ones, from the second put on: one uses what is there while
+        the order for the other is carried out. Waits for no answer."""
         shelf = self._shelf(namespace)
         most = min(STOCK_BYTES_MAX // piece_bytes, BATCH_KEYS_MAX)
-        target = min(max(2 * count, BLOCKS_MIN), most)
+        ahead = min(AHEAD_PUTS * count, AHEAD_BYTES // piece_bytes)
+        target = min(max(2 * count, ahead, BLOCKS_MIN), most)
         if shelf.puts < 2 or count > most or len(shelf.places) > target // 2:
             return
         self._give_back(list(self._in_the_way(namespace, target * piece_bytes)), timeout_s)

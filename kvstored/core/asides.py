@@ -33,6 +33,7 @@ from kvstored.core.types import Budget, Extent, Heat, NamespaceId, Rows
 
 NAMELESS = NamespaceId(-1)
 """What lies in a place that is set aside is of no namespace yet."""
+PATH_WORK = 7
 
 
 class Held(NamedTuple):
@@ -105,8 +106,9 @@ class Asides:
         return SetAside(first, places, books.next_generations(count))
 
     @property
-    def planned_blocks(self) -> int:
-        return len(self._depths)
+    def planned_work(self) -> int:
+        """Of `settle`, in what one block more of a path takes: a path takes several."""
+        return len(self._depths) + PATH_WORK * len(self._planned)
 
     def plan(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]

@@ -250,8 +250,8 @@ class Catalog:
         return None if planned is None else planned.many
 
     @property
-    def unsettled_blocks(self) -> int:
-        return self._asides.planned_blocks
+    def unsettled_work(self) -> int:
+        return self._asides.planned_work
 
     def settle(self, now_s: float) -> None:
         """All blocks of `put_aside` are visible then."""

@@ -27,8 +27,9 @@ Columns = tuple[int, ...]
 """Group of each column of the wire's arrays."""
 NO_FILL = 0
 """No fill has this id."""
-TOGETHER_BLOCKS, TOGETHER_S = 32, 0.005
-"""Blocks of small puts whose books are made at once, and how long they wait for more. Whatever else looks at the books makes them sooner."""
+TOGETHER_WORK, TOGETHER_S = 256, 0.005
+"""Of small puts whose books are made at once (32 of one block, 4 of 64), and how long they wait for more. Whatever else looks at the books makes them
+sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,7 @@ class Puts:
         shell = self._shell
         if not shell.unsettled:
             return
-        blocks = shell.behind.unsettled_blocks
-        if not 0 < blocks < TOGETHER_BLOCKS:
+        if not 0 < shell.behind.unsettled_work < TOGETHER_WORK:
             shell.settle()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self._settle_late)
@@ -166,7 +166,7 @@ class Puts:
         """Whether the blocks, whose bytes lie in places set aside, are stored now: all, or with nothing done none. Their records are
         written; the books follow in `settle`."""
         shell, now_s = self._shell, self._shell.now_s()
-        if shell.unsettled and not shell.behind.unsettled_blocks:
+        if shell.unsettled and not shell.behind.unsettled_work:
             shell.settle()  # a commit's
         many = shell.behind.put_aside(call, ids, checksums)
         if many is None:
