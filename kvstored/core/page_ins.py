@@ -69,6 +69,11 @@ class PageIns:
     _last: int = 0
     _reorder_s: float = 0.0
 
+    @property
+    def is_idle(self) -> bool:
+        """Until somebody asks for something: nothing is wanted, and nothing expected."""
+        return not (self.wants or self.turns.expects)
+
     def want(
         self,
         ns: NamespaceId,

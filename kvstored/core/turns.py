@@ -43,6 +43,11 @@ class Turns:
     def __len__(self) -> int:
         return len(self._turns)
 
+    @property
+    def expects(self) -> bool:
+        """Whether any next turn is expected."""
+        return bool(self._expected)
+
     def ended(self, name: Name, leaf: Fingerprint, now_s: float) -> None:
         """A turn is over, at this block."""
         before = self._turns.pop(name, None)

@@ -50,6 +50,8 @@ LEARN_S, DIGEST_STEPS = 1.0, 8
 SAVE_S = 300.0
 CENSUS_S = 30.0
 LAG_S = 0.1
+IDLE_S = 0.5
+"""Slept at most by rounds that have nothing to do: what changes without a message, an expired lease, is seen then."""
 
 
 class Janitor:
@@ -68,13 +70,13 @@ class Janitor:
         """By name; none of them ends."""
         return {
             "expiry": self._every(EXPIRY_S, self.expire_once),
-            "evictor": self._every(EVICT_S, self.make_room_once),
+            "evictor": self._every(EVICT_S, self.make_room_once, self._is_still),
             "index evictor": self._every(INDEX_S, self.shed_index_once),
-            "write-back": self._every(WRITE_BACK_S, self.gather_once),
+            "write-back": self._every(WRITE_BACK_S, self.gather_once, self._is_clean),
             "grains": self._every(GRAINS_S, self.lay_together_once),
-            "page-in": self._every(PAGE_IN_S, self.page_in_once),
+            "page-in": self._every(PAGE_IN_S, self.page_in_once, self._wants_nothing),
             "prefetched": self._every(SETTLE_S, self.settle_once),
-            "residents": self._every(RESIDENT_S, self.judge_once),
+            "residents": self._every(RESIDENT_S, self.judge_once, self._judges_nothing),
             "selection log": self._every(LOG_S, self._store.accesses.write_log_once),
             "counters": self._every(COUNTERS_S, self.flush_counters_once),
             "written bytes": self._every(WRITTEN_S, self.save_written_once),
@@ -282,13 +284,34 @@ class Janitor:
             await asyncio.sleep(LAG_S)
             shell.metrics.loop_lag_seconds.observe(max(0.0, shell.elapsed_s() - due_s))
 
-    async def _every(self, pause_s: float, round_: Callable[[], Awaitable[None]]) -> None:
+    # ---- what is left to do once nobody asks for anything: the rounds that come most often sleep until somebody does
+
+    def _is_still(self) -> bool:
+        return not self._store.mover.tasks_now
+
+    def _is_clean(self) -> bool:
+        return self._is_still() and not self._dirty_bytes()
+
+    def _wants_nothing(self) -> bool:
+        return self._is_still() and self._shell.catalog.page_ins.is_idle
+
+    def _judges_nothing(self) -> bool:
+        return not len(self._store.accesses.residents)
+
+    async def _every(
+        self,
+        pause_s: float,
+        round_: Callable[[], Awaitable[None]],
+        is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
         while True:
             try:
                 await round_()
             except Exception as error:  # noqa: BLE001 - border of a task: the next round tries again
                 self._shell.report(f"a round of the janitor failed: {round_.__name__}", error)
             await asyncio.sleep(pause_s)
+            if is_idle():
+                await self._store.quiet.until_broken(IDLE_S)
 
 
 def _counters(used: Used) -> Counters:

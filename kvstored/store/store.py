@@ -29,6 +29,7 @@ from kvstored.store.flights import Flights
 from kvstored.store.jobs import Job, Jobs
 from kvstored.store.mover import Mover
 from kvstored.store.puts import Puts
+from kvstored.store.quiet import Quiet
 from kvstored.store.reads import Reads
 from kvstored.store.registry import Registry
 from kvstored.store.rounds import Rounds
@@ -69,6 +70,7 @@ class Store:
         self.shell = shell
         self.limits = limits
         self.registry = registry
+        self.quiet = Quiet()
         self.flights = Flights()
         self.speeds = Speeds(shell.elapsed_s)
         self.bandwidth = Bandwidth(limits.hbm_bytes_per_s)

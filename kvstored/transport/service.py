@@ -98,6 +98,7 @@ class StoreService:
             raise InvalidArgument(f"no such method here: method={method!r}")
         shell = self._store.shell
         metrics, begun_s = shell.metrics, shell.elapsed_s()
+        self._store.quiet.broken()
         try:
             return await answer(request, caller)
         except KvstoredError as error:
