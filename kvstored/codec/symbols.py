@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.codec import bits
+from kvstored.codec.channels import Tile, usual
 from kvstored.codec.elements import FORMS, Bytes, Element, Form, Words
 from kvstored.codec.streams import Reader, Writer
 from kvstored.errors import Corrupt
@@ -22,9 +23,6 @@ _EXCEPTIONS_SHARE = 64
 """A wide section with more than 1/64 of exceptions is not worth its symbols."""
 _LINES_MAX = 1 << 16
 """Columns of a section that can be sorted."""
-
-Tile = tuple[int, int, int]
-"""Tiles, rows (tokens) and columns (channels) of a section; (1, 1, n) where the layout is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +180,8 @@ def _modelled(exponents: Bytes, signs: Bytes) -> _Model:
         base = np.full((tiles, 1, 1), round(float(some.mean())) if some.size else 0, dtype=np.uint8)
         return _Model(base, np.zeros_like(base))
     step = max(1, rows // 64)
-    some, count = exponents[:, ::step], -(-rows // step)
-    total = np.add.reduce(some, axis=1, dtype=np.uint32, keepdims=True)
-    base = ((total + np.uint32(count // 2)) // np.uint32(count)).astype(np.uint8)
+    count = -(-rows // step)
+    base = usual(exponents)
     negative = np.add.reduce(
         signs[:, ::step] >> np.uint8(7), axis=1, dtype=np.uint32, keepdims=True
     )
