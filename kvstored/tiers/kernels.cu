@@ -156,7 +156,6 @@ static __device__ u8 first_byte(const Section& s, const Exponents& e, u32 i) {
     const u8 base = e.base[s.rows > 1 ? i / (s.rows * s.columns) * s.columns + i % s.columns : 0];
     if (s.grid == 0) return (u8)(e.packed[i] + base);
     const u32 inside = i % (2 * e.line), at = i / (2 * e.line) * e.line;
-    if (i >= (s.count & ~1u)) return base;
     return (u8)((inside < e.line ? e.packed[at + inside] & 15u : e.packed[at + inside - e.line] >> 4) + base);
 }
 
