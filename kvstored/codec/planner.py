@@ -44,10 +44,10 @@ _FAST_GAIN = 0.005
 
 
 class Goal(Enum):
-    """SPEED takes a slower method only where it saves 5 % more, RATIO wherever it saves anything, and tries slower ones too."""
+    """SPEED takes a slower method only where it saves 5 % more, RATIO wherever it saves more than noise, and tries slower ones too."""
 
     SPEED = 0.05
-    RATIO = 0.0
+    RATIO = 0.002
 
     @property
     def fast_gain(self) -> float:
@@ -162,7 +162,7 @@ def _with_sections(plan: Plan, sample: Bytes, usual: Step, goal: Goal) -> Plan:
     best, size = plan, float("inf")
     for section_bytes in sorted(sizes, reverse=True)[:16]:
         total = _total(replace(plan, section_bytes=section_bytes), sample, usual)
-        if total < size * (1 - max(goal.fast_gain, _RATIO_GAIN)):
+        if total < size * (1 - goal.fast_gain):
             best, size = replace(plan, section_bytes=section_bytes), total
     return best
 
