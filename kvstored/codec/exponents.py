@@ -27,8 +27,10 @@ _HIGH = np.uint8(16)
 """numpy has no vector loop for bytes that are shifted left."""
 _SIGN = np.uint8(0x80)
 _REST = np.uint8(0x7F)
-_EXCEPTIONS_SHARE = 256
-"""More than 1/256 outside of the sixteen distances, five bytes each, cost what pairs gain."""
+_EXCEPTIONS_SHARE = 1 / 256
+"""More values than that outside of the sixteen distances, five bytes each, cost what pairs gain."""
+_ZEROS_SHARE = 1 / 16
+"""With more zeros than that a byte each is shorter without bases, which make as many different bytes of them as there are bases."""
 _SAMPLED_EACH = 61
 """Values of which one is looked at before all are."""
 _ROWS_TOGETHER = 8
@@ -44,8 +46,10 @@ def encode(writer: Writer, words: Words, element: Element, tile: Tile) -> None:
     base = _base_of(first, tile, FORMS[element].exponent_bits)
     lines, bases = _lined(first, base, tile)
     distances = np.subtract(lines, bases).reshape(-1)
-    writer.add(base.reshape(-1))
     where = _exceptions(distances) if FORMS[element].exponent_bits == 8 else None
+    if where is None and _share(first[::_SAMPLED_EACH] == 0) > _ZEROS_SHARE:
+        base, distances = np.zeros_like(base), first
+    writer.add(base.reshape(-1))
     if where is None:
         writer.add_number(SINGLE)
         writer.add(distances)
@@ -147,14 +151,17 @@ def _base_of(first: Bytes, tile: Tile, exponent_bits: int) -> Bytes:
 
 def _exceptions(distances: Bytes) -> NDArray[np.intp] | None:
     """Which lie outside of the sixteen distances, and the last one of an odd number; None where they are too many."""
-    some = distances[::_SAMPLED_EACH] > _LOW
-    if np.count_nonzero(some) * _EXCEPTIONS_SHARE > some.size:
+    if _share(distances[::_SAMPLED_EACH] > _LOW) > _EXCEPTIONS_SHARE:
         return None
     outside = distances > _LOW
     if len(outside) & 1:
         outside[-1] = True
     where = _where(outside)
-    return None if len(where) * _EXCEPTIONS_SHARE > len(outside) + _EXCEPTIONS_SHARE else where
+    return where if len(where) <= 1 + _EXCEPTIONS_SHARE * len(outside) else None
+
+
+def _share(some: NDArray[np.bool_]) -> float:
+    return float(np.count_nonzero(some)) / max(some.size, 1)
 
 
 def _where(outside: NDArray[np.bool_]) -> NDArray[np.intp]:

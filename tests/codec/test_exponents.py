@@ -94,6 +94,17 @@ def test_where_too_many_are_far_from_what_is_usual_each_takes_a_byte() -> None:
     assert np.array_equal(decoded_section(stored, 2, TILE), words)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
+def test_many_zeros_make_no_section_longer_than_as_planes(share: float) -> None:
+    rng = np.random.default_rng(4)
+    words = scaled(rng, Element.BF16, TILE, 0)
+    words[rng.random(len(words)) < share] = 0
+    plain = words.view(np.uint8)
+    plans = [Plan(Element.BF16, (Step(m),), 256, 64) for m in (Method.PLANES, Method.EXPONENTS)]
+    planes, apart = (len(blocks.encode(plain, plan)) for plan in plans)
+    assert apart < 1.03 * planes
+
+
 @pytest.mark.parametrize(("which", "share"), [(0, 0.97), (1, 0.995)], ids=["K", "V"])
 def test_real_kv_takes_fewer_bytes_than_as_planes(which: int, share: float) -> None:
     """One head of one layer; whole blocks gain 1 to 5 %."""
