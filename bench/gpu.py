@@ -85,7 +85,11 @@ def packed(device: CudaDevice) -> Iterator[str]:
     values = np.random.default_rng(1).normal(0, 1, PACKED_BYTES // 2).astype(np.float32)
     plain = words_of_floats(values, Element.BF16).view(np.uint8)
     whole = as_it_is(plain)
-    steps = {"planes": Step(Method.PLANES), "int8": Step(Method.UNIFORM, int(Grid.INT8))}
+    steps = {
+        "planes": Step(Method.PLANES),
+        "exponents": Step(Method.EXPONENTS),
+        "int8": Step(Method.UNIFORM, int(Grid.INT8)),
+    }
     kinds = {"plain": whole}
     for name, step in steps.items():
         frame = blocks.encode(plain, Plan(Element.BF16, (step,), rows=256, columns=128))

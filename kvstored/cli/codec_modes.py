@@ -151,6 +151,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _steps(subject: Subject) -> Sequence[Step]:
     steps = [Step(Method.ZSTD, 1), Step(Method.PLANES)]
+    if FORMS[subject.element].width_bytes > 1:
+        steps.append(Step(Method.EXPONENTS))
     if subject.element is not Element.OPAQUE:
         steps += [Step(Method.SYMBOLS), Step(Method.SYMBOLS, 4)]
     return [*steps, Step(Method.TOKENS), Step(Method.TOKENS, 16)]

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.codec import planes
+from kvstored.codec.channels import Tile
 from kvstored.codec.elements import Element, Words
 from kvstored.codec.plan import Method, Step
 from kvstored.codec.streams import Reader, Writer
-from kvstored.codec.symbols import Tile
 from kvstored.codec.values import Floats, floats_of, words_of_floats
 from kvstored.errors import Corrupt, InvalidArgument
 

@@ -20,6 +20,7 @@ class Method(IntEnum):
     RESIDUAL = 4
     TOKENS = 5
     LANES = 6
+    EXPONENTS = 7
     UNIFORM = 16
     ROTATED = 17
     BOUNDED = 18

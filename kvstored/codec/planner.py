@@ -8,6 +8,7 @@ from dataclasses import replace
 from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.codec import sections
 from kvstored.codec.elements import FORMS, Bytes, Element
@@ -37,13 +38,21 @@ _SAMPLED = 8
 _KEYED_ROWS = 16
 _RATIO_GAIN = 0.002
 """A layout or a second step that gains less than this is noise."""
+_FAST = (Method.PLANES, Method.EXPONENTS)
+_FAST_GAIN = 0.005
+"""Of one of these against the other, or of a shorter section where speed counts: a tenth of the speed, at most."""
 
 
 class Goal(Enum):
-    """SPEED takes a slower method only where it saves 5 % more, RATIO wherever it saves anything, and tries slower ones too."""
+    """SPEED takes a slower method only where it saves 5 % more, RATIO wherever it saves more than noise, and tries slower ones too."""
 
     SPEED = 0.05
-    RATIO = 0.0
+    RATIO = 0.002
+
+    @property
+    def fast_gain(self) -> float:
+        """What one of two methods of about the same speed has to save."""
+        return min(self.value, _FAST_GAIN)
 
 
 def plan_for(
@@ -62,8 +71,8 @@ def plan_for(
     if goal is Goal.RATIO:
         plan = replace(plan, against=AGAINST_SMALL)
     if element is not Element.OPAQUE:
-        usual = Step(Method.SYMBOLS if goal is Goal.RATIO else Method.PLANES)
-        plan = _with_sections(_with_layout(plan, sample, rows), sample, usual)
+        usual = Step(Method.SYMBOLS if goal is Goal.RATIO else _fast_method(element))
+        plan = _with_sections(_with_layout(plan, sample, rows), sample, usual, goal)
     with_delta = bool(plan.columns) and context_tokens >= delta_min_context_tokens
     steps, ratio = _steps(plan, sample, _candidates(element, goal, with_delta=with_delta), goal)
     if ratio < 1 + GAIN_MIN:
@@ -107,7 +116,10 @@ def _candidates(element: Element, goal: Goal, *, with_delta: bool) -> tuple[Step
     """Fast ones first."""
     if element is Element.OPAQUE:
         return (RAW, Step(Method.PLANES), Step(Method.ZSTD, 1))
-    known: tuple[Step, ...] = (RAW, Step(Method.PLANES), Step(Method.SYMBOLS))
+    known: tuple[Step, ...] = (RAW, Step(Method.PLANES))
+    if _fast_method(element) is Method.EXPONENTS:
+        known += (Step(Method.EXPONENTS),)
+    known += (Step(Method.SYMBOLS),)
     if goal is Goal.RATIO:
         known += (Step(Method.SYMBOLS, 4),)
     if FORMS[element].width_bytes == 1:
@@ -115,6 +127,10 @@ def _candidates(element: Element, goal: Goal, *, with_delta: bool) -> tuple[Step
     if with_delta:
         known += (Step(Method.TOKENS), Step(Method.TOKENS, _KEYED_ROWS))
     return known
+
+
+def _fast_method(element: Element) -> Method:
+    return Method.EXPONENTS if FORMS[element].width_bytes > 1 else Method.PLANES
 
 
 def _with_layout(plan: Plan, sample: Bytes, rows: int) -> Plan:
@@ -133,7 +149,7 @@ def _with_layout(plan: Plan, sample: Bytes, rows: int) -> Plan:
     return best
 
 
-def _with_sections(plan: Plan, sample: Bytes, usual: Step) -> Plan:
+def _with_sections(plan: Plan, sample: Bytes, usual: Step, goal: Goal) -> Plan:
     """Sections of whole tiles, and as many as divide the block where one such length is as good: K and V then stay apart."""
     width = FORMS[plan.element].width_bytes
     unit = plan.rows * plan.columns * width if plan.columns else 4096
@@ -146,7 +162,7 @@ def _with_sections(plan: Plan, sample: Bytes, usual: Step) -> Plan:
     best, size = plan, float("inf")
     for section_bytes in sorted(sizes, reverse=True)[:16]:
         total = _total(replace(plan, section_bytes=section_bytes), sample, usual)
-        if total < size * (1 - _RATIO_GAIN):
+        if total < size * (1 - goal.fast_gain):
             best, size = replace(plan, section_bytes=section_bytes), total
     return best
 
@@ -162,21 +178,25 @@ def _steps(
     )
     is_odd = np.array([number % 2 == 1 for number, _ in spans])
     plain = sum(len(sample[span]) for _, span in spans)
-    one = _cheapest(sizes.sum(axis=0), goal)
+    one = _cheapest(candidates, sizes.sum(axis=0), goal)
     together = float(sizes[:, one].sum())
     if is_odd.any() and not is_odd.all():
-        even, odd = (_cheapest(sizes[which].sum(axis=0), goal) for which in (~is_odd, is_odd))
+        even, odd = (
+            _cheapest(candidates, sizes[which].sum(axis=0), goal) for which in (~is_odd, is_odd)
+        )
         apart = float(sizes[~is_odd, even].sum() + sizes[is_odd, odd].sum())
         if apart < together * (1 - _RATIO_GAIN):
             return (candidates[even], candidates[odd]), plain / apart
     return (candidates[one],), plain / together
 
 
-def _cheapest(sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]", goal: Goal) -> int:
-    """A later, slower candidate must save more than `goal` beyond what the best before it needs."""
+def _cheapest(candidates: Sequence[Step], sizes: NDArray[np.int64], goal: Goal) -> int:
+    """A later, slower candidate must save more than `goal` beyond what the best before it needs; one as fast as that hardly anything."""
     best = 0
     for i in range(1, len(sizes)):
-        if sizes[i] < sizes[best] * (1 - goal.value):
+        is_as_fast = candidates[i].method in _FAST and candidates[best].method in _FAST
+        gain = goal.fast_gain if is_as_fast else goal.value
+        if sizes[i] < sizes[best] * (1 - gain):
             best = i
     return best
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from kvstored.codec import lanes, lossy, planes, residual, symbols, tokens
+from kvstored.codec import exponents, lanes, lossy, planes, residual, symbols, tokens
 from kvstored.codec.elements import FORMS, Bytes, Element, words_of
 from kvstored.codec.plan import RAW, Method, Step, tile_of
 from kvstored.codec.streams import Reader, Writer
@@ -61,6 +61,11 @@ def _encoded(
             or not symbols.encode(writer, words, layout.element, tile, taken.parameter)
         ):
             taken = Step(Method.PLANES)
+        if taken.method is Method.EXPONENTS:
+            if words.dtype.itemsize > 1:
+                exponents.encode(writer, words, layout.element, tile)
+            else:
+                taken = Step(Method.PLANES)
         if taken.method is Method.PLANES:
             planes.encode(writer, words)
     writer.add(tail)
@@ -93,6 +98,10 @@ def decode(
         if layout.element is Element.OPAQUE:
             raise Corrupt("symbols of opaque bytes")
         symbols.decode(reader, words, layout.element, tile)
+    elif step.method is Method.EXPONENTS:
+        if words.dtype.itemsize == 1:
+            raise Corrupt("exponents of elements of one byte")
+        exponents.decode(reader, words, tile)
     elif step.method is Method.TOKENS:
         tokens.decode(reader, words, tile, step.parameter)
     elif step.method is Method.PLANES:

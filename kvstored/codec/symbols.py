@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.codec import bits
+from kvstored.codec.channels import Tile, usual
 from kvstored.codec.elements import FORMS, Bytes, Element, Form, Words
 from kvstored.codec.streams import Reader, Writer
 from kvstored.errors import Corrupt
@@ -22,9 +23,6 @@ _EXCEPTIONS_SHARE = 64
 """A wide section with more than 1/64 of exceptions is not worth its symbols."""
 _LINES_MAX = 1 << 16
 """Columns of a section that can be sorted."""
-
-Tile = tuple[int, int, int]
-"""Tiles, rows (tokens) and columns (channels) of a section; (1, 1, n) where the layout is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,7 @@ def _narrow_symbols(writer: Writer, high: Bytes, form: Form, classes: int) -> No
     _add_model(writer, model)
     symbols = (high - (model.base * np.uint8(1 << kept))) & np.uint8(0x7F)
     symbols |= (high & _SIGN) ^ model.sign
-    spread = (exponents - model.base).view(np.int8)
-    _add_symbols(writer, symbols, spread, classes)
+    _add_symbols(writer, symbols, exponents, model.base, classes)
 
 
 def _narrow_values(reader: Reader, tile: Tile, form: Form, target: Bytes) -> None:
@@ -132,7 +129,7 @@ def _add_wide(writer: Writer, words: Words, tile: Tile, classes: int) -> bool:
     symbols = exponents + exponents  # of exceptions it is anything: they are put right at the end
     symbols |= high ^ model.sign
     symbols |= ((low >> np.uint8(6)) & np.uint8(1)).reshape(tile)
-    _add_symbols(writer, symbols, (exponents - _CENTRE).view(np.int8), classes)
+    _add_symbols(writer, symbols, exponents, _CENTRE, classes)
     writer.add_number(len(where))
     writer.add(where.astype("<u4").view(np.uint8))
     writer.add(words[where].view(np.uint8))
@@ -182,9 +179,8 @@ def _modelled(exponents: Bytes, signs: Bytes) -> _Model:
         base = np.full((tiles, 1, 1), round(float(some.mean())) if some.size else 0, dtype=np.uint8)
         return _Model(base, np.zeros_like(base))
     step = max(1, rows // 64)
-    some, count = exponents[:, ::step], -(-rows // step)
-    total = np.add.reduce(some, axis=1, dtype=np.uint32, keepdims=True)
-    base = ((total + np.uint32(count // 2)) // np.uint32(count)).astype(np.uint8)
+    count = -(-rows // step)
+    base = usual(exponents)
     negative = np.add.reduce(
         signs[:, ::step] >> np.uint8(7), axis=1, dtype=np.uint32, keepdims=True
     )
@@ -205,15 +201,18 @@ def _take_model(reader: Reader, tile: Tile) -> _Model:
     return _Model(base, signs * np.uint8(128))
 
 
-def _add_symbols(writer: Writer, symbols: Bytes, spread: NDArray[np.int8], classes: int) -> None:
-    """One stream, or, by columns, one for each class of columns and their order before."""
+def _add_symbols(
+    writer: Writer, symbols: Bytes, exponents: Bytes, base: Bytes | np.uint8, classes: int
+) -> None:
+    """One stream, or, by columns, one for each class of columns, which spread alike around their base, and their order before."""
     tiles, rows, columns = symbols.shape
     if classes < 2 or rows == 1 or tiles * columns > _LINES_MAX:
         writer.add_number(0)
         writer.add(symbols.reshape(-1))
         return
     by_column = np.ascontiguousarray(symbols.swapaxes(1, 2)).reshape(tiles * columns, rows)
-    wide = np.add.reduce(np.abs(spread), axis=1, dtype=np.uint32).reshape(-1)
+    spread = np.abs((exponents - base).view(np.int8))
+    wide = np.add.reduce(spread, axis=1, dtype=np.uint32).reshape(-1)
     turned = np.add.reduce(symbols >> np.uint8(7), axis=1, dtype=np.uint32).reshape(-1)
     order = np.argsort(wide.astype(np.int64) + turned, kind="stable")
     writer.add_number(classes)

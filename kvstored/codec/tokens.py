@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.codec import planes, zigzag
+from kvstored.codec.channels import Tile
 from kvstored.codec.elements import Words
 from kvstored.codec.streams import Reader, Writer
-from kvstored.codec.symbols import Tile
 
 
 def encode(writer: Writer, words: Words, tile: Tile, every: int) -> None:

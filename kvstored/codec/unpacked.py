@@ -1,7 +1,7 @@
 """Frames with their entropy coding undone and nothing more: what crosses to a GPU, where the rest of the decoding is done.
 
-A section crosses as byte planes, as codes with their scales, or, where a GPU does not know its method, as plain bytes. `expand` is what a GPU
-does with each; its kernels are held to it bit by bit.
+A section crosses as byte planes, as exponents and the bytes beside them, as codes with their scales, or, where a GPU does not know its method, as plain
+bytes. `expand` is what a GPU does with each; its kernels are held to it bit by bit.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from kvstored.codec import blocks, frame, lossy, sections
+from kvstored.codec import blocks, exponents, frame, lossy, sections
 from kvstored.codec.blocks import Known
+from kvstored.codec.channels import Tile
 from kvstored.codec.elements import FORMS, Bytes, Element, Words
 from kvstored.codec.frame import Codec
 from kvstored.codec.header import Header
@@ -21,7 +22,6 @@ from kvstored.codec.lossy import BY_CHANNEL
 from kvstored.codec.plan import Method, Step, tile_of
 from kvstored.codec.sections import Layout
 from kvstored.codec.streams import Reader
-from kvstored.codec.symbols import Tile
 from kvstored.codec.values import Floats, words_of_floats
 from kvstored.errors import Corrupt
 
@@ -36,13 +36,15 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 class Crossing(IntEnum):
     """How a section's bytes lie. PLANES: most significant byte first, each plane whole. UNIFORM: least value and scale of each group, both
     float16, then a code a value, group by group. ROTATED: a float16 each row, then a code a value. BOUNDED: the step as float32, numbers and words of
-    the `groups` values that are kept exactly, 4 bytes each, then a code a value."""
+    the `groups` values that are kept exactly, 4 bytes each, then a code a value. EXPONENTS: numbers of the `length` exceptions, 4 bytes each, their first
+    bytes, the `groups` bases, the pairs or first bytes (`grid` is their form), and the other bytes, the second ones first."""
 
     PLAIN = 0
     PLANES = 1
     UNIFORM = 2
     ROTATED = 3
     BOUNDED = 4
+    EXPONENTS = 5
 
 
 SECTION = np.dtype(
@@ -96,7 +98,7 @@ def expand(packed: Bytes, section: np.void, target: Bytes) -> None:
     source, count = int(section["source"]), int(section["count"])
     begin, end, width = (int(section[name]) for name in ("begin", "end", "width"))
     if section["crossing"] >= Crossing.UNIFORM:
-        whole = _LOSSY[Crossing(int(section["crossing"]))](packed[source:], section)
+        whole = _WHOLE[Crossing(int(section["crossing"]))](packed[source:], section)
         np.copyto(target, whole[begin:end].view(np.uint8))
         return
     runs = packed[source : source + count * width].reshape(width, count)
@@ -152,6 +154,8 @@ def _crossing(
     count, tail_bytes = divmod(plain_bytes, width)
     if crossing is Crossing.PLANES:
         row, streams = _planes(reader, count, form.element)
+    elif crossing is Crossing.EXPONENTS:
+        row, streams = _exponents(reader, count, tile, form.element)
     elif crossing is Crossing.UNIFORM:
         row, streams = _uniform(reader, count, tile, step.parameter, form.element)
     elif crossing is Crossing.ROTATED:
@@ -169,6 +173,16 @@ def _crossing(
 def _planes(reader: Reader, count: int, element: Element) -> tuple[_Row, list[Bytes]]:
     streams = [reader.take(count) for _ in range(FORMS[element].width_bytes)]
     return _row(Crossing.PLANES, count, element), streams
+
+
+def _exponents(
+    reader: Reader, count: int, tile: Tile, element: Element
+) -> tuple[_Row, list[Bytes]]:
+    first = exponents.take(reader, tile)
+    others = [reader.take(count) for _ in range(FORMS[element].width_bytes - 1)]
+    rest = (*tile[1:], len(first.where), 0, first.form, len(first.base))
+    row = _row(Crossing.EXPONENTS, count, element, rest)
+    return row, [first.where.view(np.uint8), first.which, first.base, first.packed, *others]
 
 
 def _uniform(
@@ -212,13 +226,25 @@ def _table(rows: Sequence[_Row]) -> Sections:
     return np.array(list(rows), dtype=SECTION)
 
 
+def _exponents_words(packed: Bytes, section: np.void) -> Words:
+    count, exceptions, bases = (int(section[name]) for name in ("count", "length", "groups"))
+    tile = _tile_of(section)
+    form, width = int(section["grid"]), int(section["width"])
+    sizes = [4 * exceptions, exceptions, bases, count // 2 if form == exponents.PAIRED else count]
+    where, which, base, first, rest = np.split(packed, np.cumsum(sizes))
+    others = rest[: (width - 1) * count].reshape(width - 1, count)
+    stored = exponents.First(form, base, first, where.view("<u4"), which)
+    words = np.empty(count, dtype=f"<u{width}")
+    exponents.merge(words, exponents.first_bytes(stored, tile), list(others))
+    return words
+
+
 def _uniform_words(packed: Bytes, section: np.void) -> Words:
     groups, count = int(section["groups"]), int(section["count"])
-    rows, columns = int(section["rows"]), int(section["columns"])
     halves = packed[: 4 * groups].view("<u2")
     codes = packed[4 * groups : 4 * groups + count]
     parameter = int(section["grid"]) + BY_CHANNEL * int(section["by_channel"])
-    tile = (count // (rows * columns), rows, columns) if count else (1, 1, 0)
+    tile = _tile_of(section)
     with np.errstate(all="ignore"):  # a damaged frame may hold any numbers
         return _words(
             lossy.uniform_values(halves[:groups], halves[groups:], codes, tile, parameter), section
@@ -245,6 +271,11 @@ def _bounded_words(packed: Bytes, section: np.void) -> Words:
     return words
 
 
+def _tile_of(section: np.void) -> Tile:
+    count, rows, columns = (int(section[name]) for name in ("count", "rows", "columns"))
+    return (count // (rows * columns), rows, columns) if count else (1, 1, 0)
+
+
 def _words(values: Floats, section: np.void) -> Words:
     """A difference from nothing, as in the codec: -0 becomes 0."""
     return words_of_floats(values.reshape(-1) + np.float32(0), Element(int(section["element"])))
@@ -252,11 +283,13 @@ def _words(values: Floats, section: np.void) -> Words:
 
 _CROSSINGS = {
     Method.PLANES: Crossing.PLANES,
+    Method.EXPONENTS: Crossing.EXPONENTS,
     Method.UNIFORM: Crossing.UNIFORM,
     Method.ROTATED: Crossing.ROTATED,
     Method.BOUNDED: Crossing.BOUNDED,
 }
-_LOSSY = {
+_WHOLE = {
+    Crossing.EXPONENTS: _exponents_words,
     Crossing.UNIFORM: _uniform_words,
     Crossing.ROTATED: _rotated_words,
     Crossing.BOUNDED: _bounded_words,

@@ -132,7 +132,7 @@ static __device__ void store_value(u8* target, u64 i, float value, u32 element) 
 
 // ---- sections of frames whose entropy coding was undone on the host (codec/unpacked.py): planes are merged, codes become values
 
-enum { PLAIN = 0, PLANES = 1, UNIFORM = 2, ROTATED = 3, BOUNDED = 4 };
+enum { PLAIN = 0, PLANES = 1, UNIFORM = 2, ROTATED = 3, BOUNDED = 4, EXPONENTS = 5 };
 
 struct Section {
     u64 source, target;
@@ -143,6 +143,42 @@ struct Section {
 static __device__ void merge_planes(const Section& s, const u8* planes, u8* to, u32 first, u32 step) {
     for (u32 i = s.begin + first; i < s.end; i += step)
         for (u32 b = 0; b < s.width; b++) to[(u64)(i - s.begin) * s.width + b] = planes[(u64)(s.width - 1 - b) * s.count + i];
+}
+
+// First bytes, the eight bits behind the sign, as pairs of distances from a base or as a byte each; the second bytes have the sign and seven bits more.
+// Exceptions from pairs are written again, by the thread that wrote the element before.
+struct Exponents {
+    const u8 *base, *packed, *others;
+    u32 line;
+};
+
+static __device__ u8 first_byte(const Section& s, const Exponents& e, u32 i) {
+    const u8 base = e.base[s.rows > 1 ? i / (s.rows * s.columns) * s.columns + i % s.columns : 0];
+    if (s.grid == 0) return (u8)(e.packed[i] + base);
+    const u32 inside = i % (2 * e.line), at = i / (2 * e.line) * e.line;
+    return (u8)((inside < e.line ? e.packed[at + inside] & 15u : e.packed[at + inside - e.line] >> 4) + base);
+}
+
+static __device__ void store_parts(const Section& s, const Exponents& e, u8* to, u32 i, u8 first) {
+    u8* at = to + (u64)(i - s.begin) * s.width;
+    const u8 second = e.others[i];
+    at[s.width - 1] = (u8)((second & 128u) | first >> 1);
+    at[s.width - 2] = (u8)((first & 1u) << 7 | (second & 127u));
+    for (u32 b = 0; b + 2 < s.width; b++) at[b] = e.others[(u64)(s.width - 2 - b) * s.count + i];
+}
+
+static __device__ void merge_exponents(const Section& s, const u8* packed, u8* to, u32 first, u32 step) {
+    const u32* where = (const u32*)packed;
+    const u8* which = packed + (u64)4 * s.length;
+    Exponents e;
+    e.base = which + s.length;
+    e.packed = e.base + s.groups;
+    e.others = e.packed + (s.grid == 0 ? s.count : s.count / 2);
+    e.line = s.rows % 2 == 0 ? s.columns : s.count < 4 ? 1 : s.count / 2;
+    for (u32 i = s.begin + first; i < s.end; i += step) store_parts(s, e, to, i, first_byte(s, e, i));
+    for (u32 k = 0; k < s.length; k++)
+        if (where[k] >= s.begin && where[k] < s.end && (where[k] - s.begin) % step == first)
+            store_parts(s, e, to, where[k], which[k]);
 }
 
 // A code a value, two float16 a group. Grid 2 is FP4, whose groups have no least value. Groups run along `length` values of a token, or with
@@ -227,6 +263,7 @@ extern "C" __global__ void expand_sections(const Section* sections, u32 count, c
         if (s.crossing == PLANES) merge_planes(s, from, to, threadIdx.x, blockDim.x);
         else if (s.crossing == UNIFORM) dequantise(s, from, to, threadIdx.x, blockDim.x);
         else if (s.crossing == ROTATED) unrotate(s, from, to, threadIdx.x, blockDim.x);
+        else if (s.crossing == EXPONENTS) merge_exponents(s, from, to, threadIdx.x, blockDim.x);
         else if (s.crossing == BOUNDED) unbound(s, from, to, threadIdx.x, blockDim.x);
         else copy_tile(to, from + (u64)s.begin * s.width, (u64)(s.end - s.begin) * s.width);
     }

@@ -292,7 +292,8 @@ class BulkCalls:
 
     def _may_frame(self, request: pb.AcquireRequest) -> bool:
         framing, speed = self._framing, float(request.link_bytes_per_s)
-        return framing is not None and request.frames > 0 and framing.may_pay(speed)
+        is_known = request.frames >= FRAMES_VERSION
+        return framing is not None and is_known and framing.may_pay(speed)
 
     def _framed(
         self, request: pb.AcquireRequest, places: Mapping[int, Runs], frames: Mapping[int, Ready]

@@ -12,8 +12,9 @@ DATA = 64
 """The method number of the frame that begins the bytes of a put; no payload."""
 FRAMED = 65
 """As DATA, of a put whose pieces travel as frames."""
-FRAMES_VERSION = 1
-"""Of frames between hosts: bytes of DESIGN.md 4.8, never ones that refer to others."""
+FRAMES_VERSION = 2
+"""Of frames between hosts: bytes of DESIGN.md 4.8, never ones that refer to others. 1 had no sections of exponents: where the two ends are of different
+versions, bytes travel as they are."""
 PIECE_HEAD = struct.Struct("<Q")
 """Before each piece where pieces may be frames: bytes that follow << 1 | 1 where they are one."""
 FRAMED_BYTES_MIN = 64 << 10

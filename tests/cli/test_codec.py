@@ -65,7 +65,7 @@ def test_advice_names_a_setting_that_exists(files: dict[str, str], tmp_path: Pat
 def test_the_table_has_a_row_for_each_mode(files: dict[str, str]) -> None:
     outcome = run(files["a"])
     assert outcome.exit_code == 0
-    for name in ("planes", "symbols:4", "plan fast", "zstd 1 alone", "disk.codec"):
+    for name in ("planes", "exponents", "symbols:4", "plan fast", "zstd 1 alone", "disk.codec"):
         assert name in outcome.stdout
 
 

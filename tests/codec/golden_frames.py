@@ -1,6 +1,6 @@
 """The golden frames: how each was made. `python -m tests.codec.golden_frames` adds those that are missing; one that is there is never rewritten."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +57,20 @@ def _plan(element: Element, method: Method, parameter: int = 0) -> Plan:
     )
 
 
+def _flat(element: Element, method: Method) -> Plan:
+    """Without a layout."""
+    return replace(_plan(element, method), rows=0, columns=0)
+
+
 BF16 = Element.BF16
+WIDE = (BF16, Element.F16, Element.F32)
+"""Elements of more than a byte."""
 GOLDEN = (
     Golden("raw", _plan(Element.OPAQUE, Method.RAW)),
     Golden("zstd", _plan(Element.OPAQUE, Method.ZSTD, 3)),
     *(Golden(f"planes-{e.name.lower()}", _plan(e, Method.PLANES)) for e in Element),
+    *(Golden(f"exponents-{e.name.lower()}", _plan(e, Method.EXPONENTS)) for e in WIDE),
+    Golden("exponents-flat", _flat(BF16, Method.EXPONENTS)),
     *(Golden(f"symbols-{e.name.lower()}", _plan(e, Method.SYMBOLS)) for e in Element if e),
     Golden("symbols-classes", _plan(BF16, Method.SYMBOLS, 3)),
     Golden("tokens", _plan(BF16, Method.TOKENS)),

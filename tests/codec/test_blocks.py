@@ -17,7 +17,7 @@ from tests.codec.golden_frames import GOLDEN, OLD_ZSTD, Golden
 
 LOSSLESS = (
     Step(Method.RAW), Step(Method.ZSTD, 3), Step(Method.PLANES), Step(Method.SYMBOLS), Step(Method.SYMBOLS, 4),
-    Step(Method.TOKENS), Step(Method.TOKENS, 3),
+    Step(Method.TOKENS), Step(Method.TOKENS, 3), Step(Method.EXPONENTS),
 )  # fmt: skip
 SPECIAL = {
     Element.BF16: (0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x807F),

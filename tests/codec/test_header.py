@@ -117,6 +117,16 @@ def test_a_changed_section_under_a_right_header_is_corrupt(data: st.DataObject) 
     assert np.array_equal(target, true)
 
 
+@pytest.mark.parametrize("number", [max(m for m in Method if not m.is_lossy) + 1, 15, 255])
+def test_a_method_that_is_not_known_is_corrupt(number: int) -> None:
+    """So is one that a later version of this has, to whoever reads its frames."""
+    stored = frame_of(GOLDEN[2])
+    header = layout.parse(stored)
+    header.sections["method"][0] = number
+    with pytest.raises(Corrupt, match="not understood"):
+        layout.parse(resealed(stored, header.header_bytes))
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_corrupt(raw: bytes) -> None:

@@ -49,6 +49,35 @@ def test_for_ratio_it_finds_the_channels_by_itself() -> None:
     assert "256x64" in str(plan)
 
 
+@pytest.mark.parametrize("element", [Element.BF16, Element.F16, Element.F32], ids=lambda e: e.name)
+def test_for_speed_exponents_lie_apart_and_save_more_than_planes(element: Element) -> None:
+    plain = sample(element)
+    plan = planner.plan_for(plain, element, rows=256)
+    assert plan.steps == (Step(Method.EXPONENTS),)
+    assert plan.columns == 64
+    planes = replace(plan, steps=(Step(Method.PLANES),))
+    assert stored_share(plain, plan) < 0.99 * stored_share(plain, planes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "taken"),
+    [
+        ([1000, 700, 698, 690], Method.PLANES),
+        ([1000, 700, 696, 690], Method.EXPONENTS),
+        ([1000, 700, 696, 660], Method.SYMBOLS),
+        ([1000, 960, 956, 952], Method.RAW),
+    ],
+)
+def test_a_method_as_fast_has_to_save_half_a_percent_and_a_slower_one_five(
+    sizes: list[int], taken: Method
+) -> None:
+    steps = tuple(Step(m) for m in (Method.RAW, Method.PLANES, Method.EXPONENTS, Method.SYMBOLS))
+    found = planner._cheapest(steps, np.array(sizes), Goal.SPEED)
+    assert steps[found].method is taken
+    smallest = planner._cheapest(steps, np.array(sizes), Goal.RATIO)
+    assert steps[smallest].method is Method.SYMBOLS
+
+
 def test_the_order_of_elements_costs_ratio_only() -> None:
     """As an engine stores tiles: no row holds one token's channels."""
     mixed = np.random.default_rng(7).permutation(sample(Element.BF16).view("<u2")).view(np.uint8)

@@ -15,6 +15,7 @@ from kvstored.errors import Corrupt
 
 STEPS = {
     "planes": Step(Method.PLANES),
+    "exponents": Step(Method.EXPONENTS),
     "symbols": Step(Method.SYMBOLS),
     "zstd": Step(Method.ZSTD, 1),
     **{f"uniform {grid.name}": Step(Method.UNIFORM, int(grid)) for grid in Grid},
@@ -24,6 +25,7 @@ STEPS = {
 }
 CROSSINGS = {
     Method.PLANES: Crossing.PLANES,
+    Method.EXPONENTS: Crossing.EXPONENTS,
     Method.UNIFORM: Crossing.UNIFORM,
     Method.ROTATED: Crossing.ROTATED,
     Method.BOUNDED: Crossing.BOUNDED,
@@ -42,7 +44,7 @@ def values_of(element: Element, count: int, seed: int = 1) -> Bytes:
 
 
 CASES = [(element, name) for element in NUMBERS for name in STEPS]
-CASES += [(Element.OPAQUE, name) for name in ("planes", "symbols", "zstd")]
+CASES += [(Element.OPAQUE, name) for name in ("planes", "exponents", "symbols", "zstd")]
 
 
 @pytest.mark.parametrize(("element", "name"), CASES)
@@ -97,7 +99,7 @@ def test_other_codecs_and_frames_that_refer_cross_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["planes", "uniform INT4", "by channel", "symbols", "rotated", "bounded"]
+    "name", ["planes", "exponents", "uniform INT4", "by channel", "symbols", "rotated", "bounded"]
 )
 def test_a_damaged_frame_is_corrupt_or_gives_as_many_bytes(name: str) -> None:
     plain = values_of(Element.BF16, 16_384)

@@ -107,6 +107,7 @@ def test_hashes_are_xxh3_of_what_lies_in_the_pool(device: CudaDevice) -> None:
 
 STEPS = [
     Step(Method.PLANES),
+    Step(Method.EXPONENTS),
     *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
     Step(Method.UNIFORM, int(Grid.INT4) | BY_CHANNEL),
     Step(Method.ROTATED, 4),

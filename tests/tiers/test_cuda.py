@@ -261,7 +261,7 @@ def test_the_bandwidth_table_has_every_size_and_says_whether_the_target_is_reach
     assert gpu.main() in (0, 1)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [
-        *("piece", "one", "64", "1", "packed", "packed", "packed", "target:")
+        *("piece", "one", "64", "1", "packed", "packed", "packed", "packed", "target:")
     ]
     runtime.devices = 0
     assert gpu.main() == 3

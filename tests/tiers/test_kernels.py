@@ -168,6 +168,7 @@ def read_back(pool: Bytes, extents: list[tuple[int, int]]) -> Bytes:
 
 STEPS = [
     Step(Method.PLANES),
+    Step(Method.EXPONENTS),
     Step(Method.ZSTD, 1),
     *(Step(Method.UNIFORM, int(grid)) for grid in Grid),
     *(Step(Method.UNIFORM, int(grid) | BY_CHANNEL) for grid in (Grid.INT8, Grid.FP4)),
@@ -202,6 +203,27 @@ def test_what_crosses_packed_becomes_the_bytes_of_the_codec(
         np.testing.assert_array_equal(read_back(pool, extents), expected)
         touched += len(expected)
     assert np.count_nonzero(pool != 0xEE) <= touched, "bytes beside the pieces were written"
+
+
+@pytest.mark.parametrize("element", [Element.BF16, Element.F16, Element.F32])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(256, 16), (255, 16), (0, 0)], ids=["even", "odd", "unknown"]
+)
+@pytest.mark.parametrize("far", [0, 10, 600])
+def test_exponents_in_any_layout_and_with_exceptions_become_the_bytes_of_the_codec(
+    host: ctypes.CDLL, element: Element, rows: int, columns: int, far: int
+) -> None:
+    rng = np.random.default_rng([rows, far])
+    count, width = 3 * 255 * 16 + far % 7, FORMS[element].width_bytes
+    plain = words_of_floats(rng.normal(0, 1, count).astype(np.float32), element)
+    plain[rng.integers(0, count, far)] = 0
+    plain[-1:] = 0
+    plain = plain.view(np.uint8)
+    plan = Plan(element, (Step(Method.EXPONENTS),), rows, columns, (rows or 255) * 16 * width)
+    piece = unpacked.unpack(Codec.FRAME, blocks.encode(plain, plan), len(plain))
+    extents = extents_of(rng, len(plain), 3)
+    pool = expanded(host, expansion_of([(piece, extents)]), 4 << 20)
+    np.testing.assert_array_equal(read_back(pool, extents), plain)
 
 
 @pytest.mark.parametrize("blocks", [1, 5])

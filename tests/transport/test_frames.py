@@ -22,7 +22,7 @@ from kvstored.codec.plan import Method, Plan, Step
 from kvstored.errors import Corrupt
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.pb import kvstored_pb2_grpc as stubs
-from kvstored.wire.bulk import FRAMED, PIECE_HEAD
+from kvstored.wire.bulk import FRAMED, FRAMES_VERSION, PIECE_HEAD
 from kvstored.wire.packing import pack_u64, unpack_u64
 from tests.codec import real
 from tests.crash.served import wait_until
@@ -219,7 +219,7 @@ class TestFallbacks:
         self, lossless: Wire, scheme: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(__import__("sys").modules, "kvstored.client.framing", None)
-        assert client_frames.offered(pb.Frames(version=1)) is None
+        assert client_frames.offered(pb.Frames(version=FRAMES_VERSION)) is None
         with lossless.client(scheme) as client:
             namespace = client.open_namespace(SPEC)
             keys, rows = stored(namespace, 51)
@@ -227,9 +227,10 @@ class TestFallbacks:
             assert client._transport.frames is None
             namespace.clear()
 
-    def test_frames_of_a_later_version_are_not_taken(self) -> None:
-        assert client_frames.offered(pb.Frames(version=2)) is None
-        assert client_frames.offered(pb.Frames()) is None
+    def test_frames_of_another_version_are_not_taken(self) -> None:
+        for version in (0, FRAMES_VERSION - 1, FRAMES_VERSION + 1):
+            assert client_frames.offered(pb.Frames(version=version)) is None
+        assert client_frames.offered(pb.Frames(version=FRAMES_VERSION)) is not None
 
     def test_a_fast_link_gets_plain_bytes(self, fast: Wire) -> None:
         with fast.client("bulk") as client:
@@ -338,10 +339,14 @@ class TestPeersThatLie:
         asking.send(ACQUIRE, 3, request)
         assert pb.AcquireResponse.FromString(asking.answer()[3]).frames == 0
         assert asking.receive(BLOCK_BYTES) == plain.tobytes()
-        request.frames = 1
+        request.frames = FRAMES_VERSION - 1  # an older client
         asking.send(ACQUIRE, 4, request)
+        assert pb.AcquireResponse.FromString(asking.answer()[3]).frames == 0
+        assert asking.receive(BLOCK_BYTES) == plain.tobytes()
+        request.frames = FRAMES_VERSION
+        asking.send(ACQUIRE, 5, request)
         head = pb.AcquireResponse.FromString(asking.answer()[3])
-        assert head.frames == 1
+        assert head.frames == FRAMES_VERSION
         (told,) = PIECE_HEAD.unpack(asking.receive(PIECE_HEAD.size))
         assert told & 1
         frame = np.frombuffer(asking.receive(told >> 1), dtype=np.uint8)
@@ -366,7 +371,7 @@ class TestPeersThatLie:
             sizes=pack_u64([BLOCK_BYTES]),
         )
         sums = pack_u64([xxhash.xxh3_64_intdigest(plain)])
-        messages = [pb.PutRequest(reserve=reserve, frames=1)]
+        messages = [pb.PutRequest(reserve=reserve, frames=FRAMES_VERSION)]
         messages += [pb.PutRequest(data=data[i : i + 9999]) for i in range(0, len(data), 9999)]
         with pytest.raises(grpc.RpcError) as refused:
             stub.Put(iter([*messages, pb.PutRequest(checksums=sums)]), timeout=10)
