@@ -49,7 +49,8 @@ def main() -> None:
     console.print(machine())
     orders = [Order(policy) for policy in given.policy or ORDERS]
     if Order("composite") in orders and given.hints:
-        orders.append(Order("composite", tuple(given.hints.split(","))))
+        at = orders.index(Order("composite"))
+        orders.insert(at + 1, Order("composite", tuple(given.hints.split(","))))
     done: list[Sweep] = []
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:

@@ -172,7 +172,8 @@ def plot(done: Sequence[Sweep], path: Path) -> None:
         shares = [100 * blocks / each.unique_blocks for blocks in each.capacities_blocks]
         panel.plot(shares, each.optimum, "k--", label="optimum")
         for line in each.lines:
-            panel.plot(shares, line.hit_ratios, marker="o", label=line.order.name)
+            style = ":" if line.order.policy in PUBLISHED else "-"
+            panel.plot(shares, line.hit_ratios, style, marker="o", label=line.order.name)
         panel.set(xscale="log", xlabel="capacity, % of unique blocks", title=each.trace)
         panel.set_ylabel("block hit ratio")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")

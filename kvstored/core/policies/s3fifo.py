@@ -39,6 +39,8 @@ class S3Fifo(Listed):
         """What left from the small queue, as many as the main one has room for."""
         self._queues: dict[Key, deque[Arrival]] = {}
         """Of all copies; the heaps know those that may leave."""
+        self._newest: dict[Key, tuple[int, int]] = {}
+        """Of a queue the block that came last, where its path makes up the end of the queue, and how many of them."""
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         blocks = blocks_of(self._ledger, rows)
@@ -51,10 +53,11 @@ class S3Fifo(Listed):
         if fresh.any():
             self._insert(blocks[fresh])
         copies = self._ledger.copies
-        behind = rows[copies.rank[rows] == 0][::-1]  # a path's tail before its head
-        copies.rank[behind] = self._order_of(len(behind))
-        for row in behind.tolist():
-            self._arrive(row)
+        new = rows[copies.rank[rows] == 0]
+        new = new if event is TouchEvent.STORED else new[::-1]
+        copies.rank[new] = self._order_of(len(new))
+        for row in new.tolist():
+            self._come(row)
 
     def choose(self, tier: TierId, budget: Budget, now_s: float) -> int | None:
         share = SMALL_SHARE * sum(self._sizes)
@@ -63,7 +66,9 @@ class S3Fifo(Listed):
             row = self._pass_main(tier, budget)
         if row is None:
             row = self._pass_small(tier, budget, 0.0)
-        return self.oldest(tier, budget, MAIN) if row is None else row
+        if row is None:  # all leaves were sent on meanwhile
+            row = self.oldest(tier, budget, MAIN)
+        return self.oldest(tier, budget, SMALL) if row is None else row
 
     def _pass_small(self, tier: TierId, budget: Budget, blocks_min: float) -> int | None:
         """The first that may leave, as long as the queue is that large. What comes before it was used, or has children: to the main queue."""
@@ -82,6 +87,7 @@ class S3Fifo(Listed):
                 return row
             queue.popleft()
             if is_evictable and not is_offered:
+                self._newest.pop((tier, budget, SMALL), None)
                 queue.append((rank, row))  # first victims, and what was taken out and may come back
             else:
                 self._promote(block)
@@ -104,15 +110,37 @@ class S3Fifo(Listed):
                 self._uses[block] = uses - 1
             elif self._is_offered(row) and self._ledger.is_evictable(row):
                 return row
+            self._newest.pop((tier, budget, MAIN), None)
             queue.rotate(-1)
         return oldest
+
+    def follow(self, rows: Rows) -> int:
+        """Those that come up next in the victim's queue, would not be sent on, and while it stays this queue's turn."""
+        copies, key = self._ledger.copies, self._queue_of(int(rows[0]))
+        list_ = key[2]
+        uses_max = 1 if list_ == SMALL else 0
+        small, blocks = self._sizes[SMALL], sum(self._sizes)
+        count = 0
+        for row, (rank, queued) in zip(rows.tolist(), self._queues.get(key, _EMPTY), strict=False):
+            block = copies.block.item(row)
+            if row != queued or copies.rank.item(row) != rank or self._list.item(block) != list_:
+                break
+            if self._uses.item(block) > uses_max or copies.flags.item(row) & FIRST:
+                break
+            gone = count if list_ == SMALL else 0
+            if (small - gone >= SMALL_SHARE * (blocks - count)) != (list_ == SMALL):
+                break
+            count += 1
+        return max(count, 1)
 
     def forget(self, blocks: Rows) -> None:
         small = blocks[self.lists_of(blocks) == SMALL]
         self._ghosts.update(dict.fromkeys(named(self._ledger, small)))
-        ghosts_max = max((1 - SMALL_SHARE) * sum(self._sizes), 1)
         super().forget(blocks)
+        gone = set(blocks.tolist())
+        self._newest = {key: last for key, last in self._newest.items() if last[0] not in gone}
         self._uses[blocks[blocks < len(self._uses)]] = 0
+        ghosts_max = max((1 - SMALL_SHARE) * sum(self._sizes), 1)
         while len(self._ghosts) > ghosts_max:
             self._ghosts.popitem(last=False)
 
@@ -134,13 +162,25 @@ class S3Fifo(Listed):
             self._arrive(row)
             row = int(self._ledger.copies.next[row])
 
+    def _come(self, row: int) -> None:
+        """A new copy, head of a path first: it goes before those of its path that came just now, since a tail leaves before its head."""
+        key, copies = self._queue_of(row), self._ledger.copies
+        block, queue = copies.block.item(row), self._queues.get(key, _EMPTY)
+        above, count = self._newest.get(key, (-1, 0))
+        if above >= 0 and self._ledger.tree.parent.item(block) == above:
+            queue.insert(max(0, len(queue) - count), (copies.rank.item(row), row))
+        else:
+            self._arrive(row)
+            count = 0
+        self._newest[key] = block, count + 1
+
     def _arrive(self, row: int) -> None:
         """A copy without a rank comes with its first touch."""
         copies = self._ledger.copies
-        rank, list_ = copies.rank.item(row), self._list.item(copies.block.item(row))
+        rank, key = copies.rank.item(row), self._queue_of(row)
         if not rank:
             return
-        key = copies.tier.item(row), int(budget_of(copies.part.item(row))), list_
+        self._newest.pop(key, None)
         queue = self._queues.setdefault(key, deque())
         queue.append((rank, row))
         if len(queue) > 2 * copies.live + _SLACK:  # without pressure no hand passes
@@ -148,5 +188,14 @@ class S3Fifo(Listed):
                 each
                 for each in queue
                 if copies.rank.item(each[1]) == each[0]
-                and self._list.item(copies.block.item(each[1])) == list_
+                and self._list.item(copies.block.item(each[1])) == key[2]
             )
+
+    def _queue_of(self, row: int) -> Key:
+        copies = self._ledger.copies
+        block = copies.block.item(row)
+        return (
+            copies.tier.item(row),
+            int(budget_of(copies.part.item(row))),
+            self._list.item(block),
+        )
