@@ -21,6 +21,7 @@ from kvstored.core.policies.named import POLICIES
 from kvstored.core.types import TierId
 from kvstored.sim.core import CoreModel
 from kvstored.sim.offline import replay_offline
+from kvstored.sim.published import PUBLISHED
 from kvstored.sim.report import offline_setup
 from kvstored.sim.sweep import Cell, Order, Replayed, Sweep, markdown, plot, replayed, sweep, table
 from kvstored.sim.traces import Request, open_trace
@@ -29,6 +30,7 @@ TRACES = REPOSITORY.parent / "shared" / "traces"
 TIERED = (TRACES / "mooncake_conv.kvt.gz",)
 DRAM_SHARE, NVME_SHARE = 0.01, 0.09
 FILES = ("mooncake_conv.kvt.gz", "mooncake_synth.kvt.gz", "weka_dev.kvt.gz")
+ORDERS = (*POLICIES, *PUBLISHED)
 COLUMNS = 160
 """Tables are not cut where there is no terminal."""
 
@@ -36,7 +38,7 @@ COLUMNS = 160
 def main() -> None:
     flags = argparse.ArgumentParser(prog="python -m bench.policy", description=__doc__)
     flags.add_argument("--trace", action="append", type=Path, default=[])
-    flags.add_argument("--policy", action="append", choices=POLICIES, default=[])
+    flags.add_argument("--policy", action="append", choices=ORDERS, default=[])
     flags.add_argument("--hints", default="outlen,session", help="what composite hears once more")
     flags.add_argument("--jobs", type=int, default=1, help="processes side by side")
     flags.add_argument("--picture", type=Path, default=Path("bench-policy.png"))
@@ -45,9 +47,10 @@ def main() -> None:
     given = flags.parse_args()
     console = Console(width=max(COLUMNS, Console().width))
     console.print(machine())
-    orders = [Order(policy) for policy in given.policy or POLICIES]
+    orders = [Order(policy) for policy in given.policy or ORDERS]
     if Order("composite") in orders and given.hints:
-        orders.append(Order("composite", tuple(given.hints.split(","))))
+        at = orders.index(Order("composite"))
+        orders.insert(at + 1, Order("composite", tuple(given.hints.split(","))))
     done: list[Sweep] = []
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:

@@ -14,6 +14,7 @@ from kvstored.errors import InvalidArgument
 from kvstored.sim.hinting import hint_of
 from kvstored.sim.lean import LeanModel
 from kvstored.sim.optimum import optimum_hits
+from kvstored.sim.published import PUBLISHED, PublishedModel
 from kvstored.sim.traces import Request, Trace
 
 SHARES = (0.01, 0.02, 0.05, 0.10, 0.20)
@@ -22,7 +23,7 @@ SHARES = (0.01, 0.02, 0.05, 0.10, 0.20)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A policy, and which hints of the trace it hears."""
+    """A policy of the daemon and which hints of the trace it hears, or one of `PUBLISHED`."""
 
     policy: str
     hints: tuple[str, ...] = ()
@@ -120,7 +121,11 @@ def sweep(
 
 def replayed(requests: Sequence[Request], block_tokens: int, cell: Cell) -> Replayed:
     order, capacity = cell
-    model = LeanModel(policy=order.policy, capacity_blocks=capacity, block_tokens=block_tokens)
+    model: LeanModel | PublishedModel
+    if order.policy in PUBLISHED:
+        model = PublishedModel(order.policy, capacity)
+    else:
+        model = LeanModel(policy=order.policy, capacity_blocks=capacity, block_tokens=block_tokens)
     hits, took_s, begun_s = 0, [], process_time()
     for request in requests:
         asked_s = process_time()
@@ -167,7 +172,8 @@ def plot(done: Sequence[Sweep], path: Path) -> None:
         shares = [100 * blocks / each.unique_blocks for blocks in each.capacities_blocks]
         panel.plot(shares, each.optimum, "k--", label="optimum")
         for line in each.lines:
-            panel.plot(shares, line.hit_ratios, marker="o", label=line.order.name)
+            style = ":" if line.order.policy in PUBLISHED else "-"
+            panel.plot(shares, line.hit_ratios, style, marker="o", label=line.order.name)
         panel.set(xscale="log", xlabel="capacity, % of unique blocks", title=each.trace)
         panel.set_ylabel("block hit ratio")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")

@@ -10,6 +10,7 @@ import pytest
 
 from kvstored.core.hints import Hint
 from kvstored.core.policies.named import POLICIES
+from kvstored.core.policies.s3fifo import S3Fifo
 from kvstored.core.types import TierId
 from kvstored.sim.core import CoreModel
 from kvstored.sim.lean import LeanModel
@@ -58,3 +59,19 @@ def test_before_anything_is_learned_the_composite_is_leaf_lru(tmp_path: Path, po
     for request in trace:
         ours = model.request(request.ts_s, request.block_ids)
         assert ours.hits == oracle.request(request.ts_s, request.block_ids).hits
+
+
+@pytest.mark.parametrize("capacity", [13, 40])
+def test_s3fifo_lets_runs_go_as_it_would_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
+) -> None:
+    trace = random_kvt1(tmp_path / "trace", 9, requests=400)
+    orders: list[list[int]] = [[], []]
+    for order in orders:
+        model = LeanModel(
+            policy="s3fifo", capacity_blocks=capacity, block_tokens=512, evictions=order
+        )
+        for request in trace:
+            model.request(request.ts_s, request.block_ids)
+        monkeypatch.setattr(S3Fifo, "follow", lambda self, rows: 1)
+    assert orders[0] == orders[1]

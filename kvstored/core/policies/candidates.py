@@ -78,7 +78,7 @@ class Candidates:
         ages = slot.ages
         ends = ages.add(spell, row)
         if ends:
-            at = slot.at
+            at = slot.at  # `_set`, inlined twice: this is called most of all in a decision
             if ends & FIRST:
                 self._spell[at], self._start_s[at], self._last_s[at] = spell, start_s, last_s
             if ends & LAST:

@@ -36,6 +36,7 @@ class Listed(Ranked):
         self._list: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         """By block."""
         self._sizes = [0] * (self.lists + 1)
+        """Blocks by list; nothing is counted in `NO_LIST`."""
         self._heaps: dict[Key, list[int]] = {}
 
     def offer(self, row: int) -> None:
@@ -104,7 +105,8 @@ class Listed(Ranked):
 
     def _resize(self, lists: NDArray[np.uint8], by: int) -> None:
         for list_ in lists.tolist():
-            self._sizes[list_] += by
+            if list_ != NO_LIST:
+                self._sizes[list_] += by
 
     def _room(self) -> None:
         grown = self._ledger.blocks.capacity - len(self._list)

@@ -12,6 +12,7 @@ from kvstored.core.policies.composite import Composite
 from kvstored.core.policies.lists import Listed
 from kvstored.core.policies.named import POLICIES
 from kvstored.core.policies.ranked import Ranked
+from kvstored.core.policies.s3fifo import MAIN, SMALL, S3Fifo
 from kvstored.core.policies.spells import bin_of
 from kvstored.core.types import Budget, Part, TierId
 from kvstored.sim.core import CoreModel
@@ -51,9 +52,32 @@ def check_of(model: LeanModel) -> Check:
         }
         assert worth[victim] == min(worth.values())
 
+    def by_nothing(_rows: list[int], _victim: int, _now_s: float) -> None:
+        """S3-FIFO's hands move what they pass: it is told before, by `firsts_of`."""
+
+    if isinstance(policy, S3Fifo):
+        return by_nothing
     if isinstance(policy, Listed):
         return by_list
     return by_rank if isinstance(policy, Ranked) else by_worth
+
+
+def firsts_of(policy: S3Fifo, rows: list[int]) -> dict[int, set[int]]:
+    """By row the only row of its queue that may be the victim: the first by place, in the main queue of those that have the fewest rounds left."""
+    firsts: dict[int, set[int]] = {}
+    copies = policy._ledger.copies
+    for list_, uses_max in ((SMALL, 1), (MAIN, 3)):
+        queue = policy._queues.get((TierId.DRAM, Budget.GLOBAL, list_), ())
+        uses = {
+            row: int(policy._uses[copies.block[row]])
+            for rank, row in queue
+            if row in rows and copies.rank[row] == rank
+            if policy._list[copies.block[row]] == list_
+        }
+        may = [row for row in uses if uses[row] <= uses_max]
+        first = may[:1] if list_ == SMALL else sorted(may, key=uses.__getitem__)[:1]
+        firsts |= {row: set(first) for row in may}
+    return firsts
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -68,7 +92,10 @@ def test_the_victim_is_the_first_of_all_that_may_leave(
     def victim(tier: TierId, budget: Budget, now_s: float) -> int | None:
         ready = np.flatnonzero(model.copies.state[: model.copies.top] == READY)
         rows = [row for row in ready.tolist() if model.is_evictable(row)]
+        order = model.policy
+        firsts = firsts_of(order, rows) if isinstance(order, S3Fifo) else {}
         found = choose(tier, budget, now_s)
+        assert found in firsts.get(-1 if found is None else found, {found})
         assert (found is None) == (not rows)
         if found is not None:
             check(rows, found, now_s)
