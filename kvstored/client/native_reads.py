@@ -66,26 +66,29 @@ class NativeReads:
         self, link: LocalLink, index: Index, glance: Glance, timeout_s: float
     ) -> GetResult | None:
         """As `Optimistic.read`: keys of one length."""
-        keys, reads = glance.keys.keys, self._reads
+        keys, out, reads = glance.keys.keys, glance.out, self._reads
         count = len(keys)
+        rows = None if out is None else plain_rows(out, count)
+        stride = 0 if rows is None else rows.size // count
         table = np.empty((count, native.FOUND_COLUMNS), dtype=np.uint64)
         absent, odd, total_bytes, numbers = self._copies.find(
-            *index.facts, keys, glance.digest, glance.seed, table
+            *index.facts, keys, glance.digest, glance.seed, stride, table
         )
         reads.changed += odd
         reads.absent += absent - odd
         if absent == count or (glance.gathers and (absent or None in glance.gathers)):
             return None
         segments = self._mapped(link, numbers, timeout_s)
-        targets = _targets_of(table, total_bytes, glance)
+        targets = _targets_of(table, total_bytes, rows, glance)
         verdicts = bytearray(count)
+        copy = partial(self._copied, index, table, total_bytes, segments, glance, verdicts)
         try:
-            self._copied(index, table, total_bytes, segments, targets, glance, verdicts)
+            copy(targets)
         except LookupError as error:
             raise Corrupt(f"the projection names a place that is none: {error}") from error
         except _MISFITS:
             targets = _fitting(table, segments, glance)
-            self._copied(index, table, total_bytes, segments, targets, glance, verdicts)
+            copy(targets)
         return self._result(table, targets, glance, verdicts)
 
     def _copied(
@@ -94,23 +97,15 @@ class NativeReads:
         table: Table,
         total_bytes: int,
         segments: dict[int, Bytes],
-        targets: _Targets,
         glance: Glance,
         verdicts: bytearray,
+        targets: _Targets,
     ) -> None:
-        past_cache = goes_past_cache(total_bytes)
+        past_cache, into, ranges = goes_past_cache(total_bytes), targets.into, glance.ranges
 
         def read(first: int, last: int) -> list[int]:
             self._copies.read(
-                *index.facts,
-                table,
-                first,
-                last,
-                segments,
-                targets.into,
-                glance.ranges,
-                past_cache,
-                verdicts,
+                *index.facts, table, first, last, segments, into, ranges, past_cache, verdicts
             )
             return []
 
@@ -153,17 +148,16 @@ class NativeReads:
         )
 
 
-def _targets_of(table: Table, total_bytes: int, glance: Glance) -> _Targets:
-    """Without a look at each array of `out`: the call refuses what does not fit."""
+def _targets_of(table: Table, total_bytes: int, rows: Bytes | None, glance: Glance) -> _Targets:
+    """`rows`: the bytes of `out`, where it is one array. Nothing is looked at here: the call refuses what does not fit."""
+    if rows is not None:
+        return _Targets(rows, partial(_packed, table, rows))
     if glance.gathers:
         return _Targets(tuple([each and each.spread for each in glance.gathers]), _no_blocks)
     if glance.out is None:
-        return _packed(table, np.empty(total_bytes, dtype=np.uint8))
-    rows = plain_rows(glance.out, len(table), int(table[:, native.LENGTH].max()))
-    if rows is None:
-        return _Targets(tuple(glance.out), partial(_blocks_in, table, glance))
-    table[:, native.START] = np.arange(0, rows.size, rows.size // len(table), dtype=np.uint64)
-    return _packed(table, rows)
+        memory = np.empty(total_bytes, dtype=np.uint8)
+        return _Targets(memory, partial(_packed, table, memory))
+    return _Targets(tuple(glance.out), partial(_blocks_in, table, glance))
 
 
 def _fitting(table: Table, segments: dict[int, Bytes], glance: Glance) -> _Targets:
@@ -179,14 +173,9 @@ def _fitting(table: Table, segments: dict[int, Bytes], glance: Glance) -> _Targe
     return _Targets(tuple(privates), partial(blocks_made, privates))
 
 
-def _packed(table: Table, memory: Bytes) -> _Targets:
-    starts, sizes = table[:, native.START], table[:, native.LENGTH]
-
-    def blocks(good: list[bool]) -> Blocks:
-        packed = Packed(memory, starts.astype(np.int64), sizes.astype(np.int64))
-        return blocks_made(packed, good)
-
-    return _Targets(memory, blocks)
+def _packed(table: Table, memory: Bytes, good: list[bool]) -> Blocks:
+    places = table.astype(np.int64)
+    return blocks_made(Packed(memory, places[:, native.START], places[:, native.LENGTH]), good)
 
 
 def _blocks_in(table: Table, glance: Glance, good: list[bool]) -> Blocks:

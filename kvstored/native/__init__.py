@@ -71,10 +71,12 @@ class Copies(Protocol):
         keys: tuple[bytes, ...],
         digest: bytes,
         seed: int,
+        stride: int,
         found: NDArray[np.uint64],
         /,
     ) -> tuple[int, int, int, set[int]]:
-        """Fills one row a key. Rows without a block, those of them that were being written or are torn, bytes of all blocks, their segments."""
+        """Fills one row a key. START is every `stride` bytes, or where the block before ends if that is 0. Answers rows without a block, those of them that
+        were being written or are torn, bytes of all blocks, their segments."""
         ...
 
     def read(

@@ -37,6 +37,7 @@ def find(
     keys: tuple[bytes, ...],
     digest: bytes,
     seed: int,
+    stride: int,
     found: NDArray[np.uint64],
     /,
 ) -> tuple[int, int, int, set[int]]: ...

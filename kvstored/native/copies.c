@@ -117,15 +117,17 @@ static bool find_some(const struct projection *projection, PyObject *keys, Py_ss
     return true;
 }
 
-/* The table has one row a key, whose places in one private array follow each other: (absent, odd, bytes in all, segments). */
-static PyObject *summary(struct found *table, Py_ssize_t count, Py_ssize_t odd)
+/* (absent, odd, bytes in all, segments). A row of the table has its place in one private array: every `stride` bytes, where it has to fit, or
+ * where the one before it ends.
+ */
+static PyObject *summary(struct found *table, Py_ssize_t count, uint64_t stride, Py_ssize_t odd)
 {
     Py_ssize_t absent = 0;
     uint64_t bytes = 0, last = UINT64_MAX;
     PyObject *segments = PySet_New(NULL);
     for (Py_ssize_t i = 0; segments && i < count; i++) {
         struct found *row = &table[i];
-        row->start = bytes;
+        row->start = stride ? (row->bytes > stride ? UINT64_MAX : (uint64_t)i * stride) : bytes;
         bytes += row->bytes;
         absent += !row->bytes;
         if (row->bytes && row->segment != last) {
@@ -143,11 +145,11 @@ static PyObject *find(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     Py_buffer memory, digest, table;
     Py_ssize_t tags_at, entries_at, buckets, odd = 0;
-    unsigned long long seed;
+    unsigned long long seed, stride;
     PyObject *keys, *answer = NULL;
     struct projection projection;
-    if (!PyArg_ParseTuple(arguments, "y*nnnO!y*Kw*", &memory, &tags_at, &entries_at, &buckets,
-                          &PyTuple_Type, &keys, &digest, &seed, &table))
+    if (!PyArg_ParseTuple(arguments, "y*nnnO!y*KKw*", &memory, &tags_at, &entries_at, &buckets,
+                          &PyTuple_Type, &keys, &digest, &seed, &stride, &table))
         return NULL;
     Py_ssize_t count = PyTuple_Size(keys);
     bool is_good = opened(&projection, &memory, (size_t)tags_at, (size_t)entries_at, (size_t)buckets);
@@ -159,7 +161,7 @@ static PyObject *find(PyObject *Py_UNUSED(module), PyObject *arguments)
         is_good = find_some(&projection, keys, first, some, digest.buf, seed, table.buf, &odd);
     }
     if (is_good)
-        answer = summary(table.buf, count, odd);
+        answer = summary(table.buf, count, stride, odd);
     PyBuffer_Release(&memory);
     PyBuffer_Release(&digest);
     PyBuffer_Release(&table);

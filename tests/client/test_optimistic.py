@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstored import native
 from kvstored.client import Client, Keys, Namespace, ReadStatus
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -26,8 +27,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+@pytest.fixture(params=["in C", "in Python"])
+def client(
+    request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "copies", None)
+    elif native.copies is None:
+        pytest.skip(f"the client's copies in C are not here: {native.state}")
     with Client(served.address) as client:
         yield client
 
@@ -260,6 +267,7 @@ def test_a_projection_of_before_a_restart_is_not_asked_any_more(tmp_path: Path) 
 READER = """
 import random, sys, time
 import numpy as np
+from kvstored import native
 from kvstored.client import Client, Keys
 from tests.crash.blocks import content_of, spec_of
 address, seed, seconds, size, window = sys.argv[1], *map(int, sys.argv[2:])
@@ -284,18 +292,19 @@ with Client(address) as client:
 """
 
 
+@pytest.mark.parametrize("switch", ["", "off"])
 def test_readers_of_places_that_are_written_again_and_again_never_see_a_wrong_byte(
-    tmp_path: Path,
+    tmp_path: Path, switch: str
 ) -> None:
     """More blocks than there is room for are put in turn, while processes read any of them."""
-    size, window, seconds = 1 << 20, 24, 12
+    size, window, seconds = 1 << 20, 24, 7
     with Served(tmp_path, dram="16MiB", disk="0B") as served, Client(served.address) as client:
         namespace = client.open_namespace(spec_of(size))
         arguments = [(served.address, *map(str, (i, seconds, size, window))) for i in range(2)]
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", READER, *each],
-                env=environment(),
+                env={**environment(), "KVSTORED_NATIVE": switch},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,

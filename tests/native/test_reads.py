@@ -83,7 +83,7 @@ class World:
 
 def find(copies: native.Copies, world: World, keys: list[bytes]) -> tuple[np.ndarray, tuple]:
     table = np.zeros((len(keys), native.FOUND_COLUMNS), dtype=np.uint64)
-    return table, copies.find(*world.told, tuple(keys), DIGEST, SEED, table)
+    return table, copies.find(*world.told, tuple(keys), DIGEST, SEED, 0, table)
 
 
 def read(
@@ -143,7 +143,7 @@ def test_another_namespace_finds_nothing(copies: native.Copies) -> None:
     world = filled(random.Random(1), 10)
     table = np.zeros((1, native.FOUND_COLUMNS), dtype=np.uint64)
     for key in world.contents:
-        assert copies.find(*world.told, (key,), DIGEST[::-1], SEED, table) == (1, 0, 0, set())
+        assert copies.find(*world.told, (key,), DIGEST[::-1], SEED, 0, table) == (1, 0, 0, set())
 
 
 @pytest.mark.parametrize("kind", ["one array", "arrays", "spreads"])
@@ -246,7 +246,7 @@ def test_memory_that_is_no_projection_of_its_size_is_refused(copies: native.Copi
         (memory, tags_at, -8, buckets),
     ):
         with pytest.raises(ValueError, match="projection"):
-            copies.find(*told, (b"k" * 32,), DIGEST, SEED, table)
+            copies.find(*told, (b"k" * 32,), DIGEST, SEED, 0, table)
 
 
 @pytest.mark.parametrize("seed", range(20))
