@@ -94,14 +94,12 @@ static enum looked look_at(const struct projection *projection, int64_t slot, co
     entry[SEQUENCE] = sequence_of(projection, (uint64_t)slot);
     for (size_t i = 1; i < ENTRY_WORDS; i++)
         entry[i] = __atomic_load_n(shared + i, __ATOMIC_RELAXED);
-    read_all();
-    if (entry[SEQUENCE] & 1 || sequence_of(projection, (uint64_t)slot) != entry[SEQUENCE] ||
-        entry[SUM] != XXH3_64bits(entry + 1, ENTRY_BYTES - 16))
+    if (entry[SEQUENCE] & 1 || entry[SUM] != XXH3_64bits(entry + 1, ENTRY_BYTES - 16))
         return ODD;
     size_t named_bytes = entry[SIZES] & ((1u << LENGTH_SHIFT) - 1);
     if (named_bytes != key_bytes || key_bytes > KEY_BYTES_MAX ||
         memcmp(entry + DIGEST_WORD, digest, DIGEST_BYTES) ||
-        memcmp(entry + KEY_WORD, key, key_bytes) || !(entry[SIZES] >> LENGTH_SHIFT))
+        memcmp(entry + KEY_WORD, key, key_bytes))
         return ABSENT;
     *found = (struct found){
         .slot = (uint64_t)slot,

@@ -1,6 +1,8 @@
 """Copies in C beside those in Python: the same bytes, the same checksums, whatever the sizes and however the memory is cut."""
 
 import random
+import threading
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -125,6 +127,20 @@ def check(copies: native.Copies, walk: Walk, plain: Walk, *, past_cache: bool) -
     assert copies.copy_walks([given], False, False, past_cache) == []
 
 
+@pytest.mark.parametrize("rest", [1, 63, 64, 65])
+@pytest.mark.parametrize("border", [1, 960, 1000, 1023, 1024])
+def test_borders_near_the_end_of_a_block(copies: native.Copies, rest: int, border: int) -> None:
+    """The last stripe begins before what is left of a sum, in what a border cut or in what did not."""
+    source = random_bytes(random.Random(rest), 2 * 1024 + rest)
+    for cut in (border, 1024 + border):
+        if cut < source.size:
+            walks = [
+                Walk((source,), Gather.of([empty(cut, 0), empty(source.size - cut, 0)]), None)
+                for _ in range(2)
+            ]
+            check(copies, *walks, past_cache=False)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_ranges_of_a_block_verify_as_the_whole_and_fill_only_their_buffers(
     copies: native.Copies, seed: int
@@ -145,6 +161,37 @@ def test_ranges_of_a_block_verify_as_the_whole_and_fill_only_their_buffers(
     assert whole.gather.spread is not None
     with pytest.raises(ValueError, match="fit"):
         copies.copy_walks([(whole.shared, whole.gather.spread, None)], False, True, False)
+
+
+def test_the_checksum_is_that_of_the_copy_whatever_becomes_of_the_source_meanwhile(
+    copies: native.Copies,
+) -> None:
+    size, stop = 256 << 10, threading.Event()
+    shared, target = np.zeros(size, dtype=np.uint8), empty(size, 0)
+    versions = [random_bytes(random.Random(seed), size) for seed in range(2)]
+    spread = copies.spread((target[:100_000], target[100_000:]))
+    assert spread is not None
+
+    def write() -> None:
+        while not stop.is_set():
+            for version in versions:
+                np.copyto(shared, version)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    torn = 0
+    ends_s = time.monotonic() + 1.5
+    while time.monotonic() < ends_s:
+        for past_cache in (False, True):
+            run, walk = (target, (shared,), (size,)), ((shared,), spread, None)
+            sums = copies.copy_runs([run], False, True, past_cache)
+            assert sums == [xxhash.xxh3_64_intdigest(target.data)]
+            torn += not any(np.array_equal(target, version) for version in versions)
+            sums = copies.copy_walks([walk], False, True, past_cache)
+            assert sums == [xxhash.xxh3_64_intdigest(target.data)]
+    stop.set()
+    writer.join()
+    assert torn > 0
 
 
 def test_what_does_not_fit_is_refused_before_the_first_byte(copies: native.Copies) -> None:

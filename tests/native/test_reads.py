@@ -55,7 +55,7 @@ class World:
         )
         checksum = xxhash.xxh3_64_intdigest(content)
         place = told.get("segment", 0) << 32 | told.get("unit", start)
-        sizes = told.get("length", size) << 8 | len(key)
+        sizes = told.get("length", size) << 8 | told.get("key_bytes", len(key))
         covered = struct.pack(
             "<2Q16s64s2Q", checksum, slot + 1, DIGEST[:16], key.ljust(64, b"\0"), place, sizes
         )
@@ -144,6 +144,18 @@ def test_another_namespace_finds_nothing(copies: native.Copies) -> None:
     table = np.zeros((1, native.FOUND_COLUMNS), dtype=np.uint64)
     for key in world.contents:
         assert copies.find(*world.told, (key,), DIGEST[::-1], SEED, 0, table) == (1, 0, 0, set())
+
+
+def test_an_entry_that_is_being_written_or_whose_key_goes_on_is_not_there(
+    copies: native.Copies,
+) -> None:
+    world = World()
+    world.show(b"w" * 32, 0, b"content", sequence=3)
+    world.show(b"l" * 32, 1, b"content", key_bytes=64)
+    world.show(b"e" * 32, 2, b"content", length=0)
+    keys = [b"w" * 32, b"l" * 32, b"e" * 32]
+    _, found = find(copies, world, keys)
+    assert found == (3, 1, 0, set())
 
 
 @pytest.mark.parametrize("kind", ["one array", "arrays", "spreads"])
