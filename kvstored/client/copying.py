@@ -19,9 +19,9 @@ Work = TypeVar("Work")
 
 STEP_BYTES = 1 << 20
 """Copied, then hashed while it is still in the core's cache. Steps of 256 KiB were a fifth slower."""
-PARALLEL_BYTES = 4 << 20
-"""Below this a second thread costs more than it saves."""
-_PAST_CACHE_BYTES = 4 << 20
+_PARALLEL_BYTES, _NATIVE_PARALLEL_BYTES = 4 << 20, 16 << 20
+"""Below this a second thread costs more than it saves; in C one is bound by the memory sooner."""
+_PAST_CACHE_BYTES = 8 << 20
 _ONE_SHOT_BYTES = 64 << 10
 """Hashed by the one-shot call, which holds the GIL for the few microseconds that this takes."""
 
@@ -38,10 +38,12 @@ class Run(NamedTuple):
 
 
 class Copier:
-    """A bounded pool of copying threads, started when first needed. `native`: copies in C, where there are any."""
+    """A bounded pool of copying threads, started when first needed. `native`: copies in C, where there are any. `parallel_bytes`: less is
+    copied by the caller alone."""
 
     def __init__(self, threads: int) -> None:
         self.native = native.copies
+        self.parallel_bytes = _PARALLEL_BYTES if self.native is None else _NATIVE_PARALLEL_BYTES
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
@@ -82,7 +84,7 @@ class Copier:
 
     def in_shares(self, sizes: Sequence[int], copy: Callable[[int, int], list[int]]) -> list[int]:
         """What `copy` answers for all of so many bytes each, from a to b in each thread, in order."""
-        if self._threads == 1 or len(sizes) == 1 or sum(sizes) < PARALLEL_BYTES:
+        if self._threads == 1 or len(sizes) == 1 or sum(sizes) < self.parallel_bytes:
             return copy(0, len(sizes))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")

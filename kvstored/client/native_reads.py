@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvstored import native
 from kvstored.client.channel import LocalLink
-from kvstored.client.copying import PARALLEL_BYTES, Bytes, Copier, goes_past_cache
+from kvstored.client.copying import Bytes, Copier, goes_past_cache
 from kvstored.client.links import Glance
 from kvstored.client.projected import Index
 from kvstored.client.reports import Reports
@@ -58,10 +58,6 @@ class NativeReads:
         self._reads = reads
         self._mapped = mapped
 
-    def may_read(self, glance: Glance) -> bool:
-        """Not into buffers of many short runs."""
-        return all(gather is None or gather.spread is not None for gather in glance.gathers)
-
     def read(
         self, link: LocalLink, index: Index, glance: Glance, timeout_s: float
     ) -> GetResult | None:
@@ -81,35 +77,35 @@ class NativeReads:
         segments = self._mapped(link, numbers, timeout_s)
         targets = _targets_of(table, total_bytes, rows, glance)
         verdicts = bytearray(count)
-        copy = partial(self._copied, index, table, total_bytes, segments, glance, verdicts)
+        where = index.facts, table, total_bytes, segments, glance.ranges, verdicts
         try:
-            copy(targets)
+            self._copied(targets.into, *where)
         except LookupError as error:
             raise Corrupt(f"the projection names a place that is none: {error}") from error
         except _MISFITS:
             targets = _fitting(table, segments, glance)
-            copy(targets)
+            self._copied(targets.into, *where)
         return self._result(table, targets, glance, verdicts)
 
     def _copied(
         self,
-        index: Index,
+        into: native.Array | tuple[object, ...],
+        facts: tuple[object, int, int, int],
         table: Table,
         total_bytes: int,
         segments: dict[int, Bytes],
-        glance: Glance,
+        ranges: native.Ranges,
         verdicts: bytearray,
-        targets: _Targets,
     ) -> None:
-        past_cache, into, ranges = goes_past_cache(total_bytes), targets.into, glance.ranges
+        past_cache = goes_past_cache(total_bytes)
 
         def read(first: int, last: int) -> list[int]:
             self._copies.read(
-                *index.facts, table, first, last, segments, into, ranges, past_cache, verdicts
+                *facts, table, first, last, segments, into, ranges, past_cache, verdicts
             )
             return []
 
-        if total_bytes < PARALLEL_BYTES:
+        if total_bytes < self._copier.parallel_bytes:
             read(0, len(table))
         else:
             self._copier.in_shares(table[:, native.LENGTH].tolist(), read)
@@ -146,6 +142,11 @@ class NativeReads:
             miss_reason="",
             corrupt=0,
         )
+
+
+def is_spread(glance: Glance) -> bool:
+    """Whether its buffers are all known to C: those of many short runs are not."""
+    return all(gather is None or gather.spread is not None for gather in glance.gathers)
 
 
 def _targets_of(table: Table, total_bytes: int, rows: Bytes | None, glance: Glance) -> _Targets:

@@ -11,7 +11,7 @@ from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Run, copied_out
 from kvstored.client.level import LEVEL_BLOCK_BYTES_MAX, LEVEL_BYTES_MAX, copied_level, level_rows
 from kvstored.client.links import Glance
-from kvstored.client.native_reads import NativeReads
+from kvstored.client.native_reads import NativeReads, is_spread
 from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
@@ -52,9 +52,9 @@ class Optimistic:
         if index is None:
             return None
         keys = glance.keys.keys
-        if not keys or len(set(map(len, keys))) > 1:
+        if not keys or (len(keys) > 1 and len(set(map(len, keys))) > 1):
             return None
-        if self._natively is not None and self._natively.may_read(glance):
+        if self._natively is not None and (not glance.gathers or is_spread(glance)):
             return self._natively.read(link, index, glance, timeout_s)
         if glance.gathers:
             return self._read_into(link, index, glance, timeout_s)

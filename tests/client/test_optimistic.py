@@ -109,6 +109,19 @@ def test_blocks_go_where_the_caller_wants_them(client: Client, size: int, count:
         namespace.get(keys, out=rows)
 
 
+def test_a_large_read_is_shared_by_threads(client: Client) -> None:
+    namespace, count = client.open_namespace(spec_of(1 << 20)), 18
+    keys = put(namespace, count, salt=9)
+    right = [content_of(key, 1 << 20) for key in keys]
+    got = namespace.get(keys)
+    assert all(np.array_equal(r, b[0]) for r, b in zip(right, got.blocks, strict=True) if b)
+    halves = np.zeros((2, count, 1 << 19), dtype=np.uint8)
+    assert namespace.get_into(keys, list(halves.swapaxes(0, 1))).hits == got.hits == count
+    assert np.array_equal(np.concatenate(list(halves), axis=1), right)
+    assert client.optimistic_reads().hits == 2 * count
+    namespace.clear()
+
+
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_buffers_are_filled_without_a_message(
     client: Client, namespace: Namespace, count: int

@@ -250,7 +250,7 @@ def copier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 def test_a_large_batch_is_shared_by_threads_and_keeps_its_order(copier: Copier) -> None:
     rng = random.Random(4)
     size = 1 << 20
-    sources = [random_bytes(rng, size) for _ in range(9)]
+    sources = [random_bytes(rng, size) for _ in range(17)]
     shared = [empty(size, 0) for _ in sources]
     runs = [Run(a, (b,), (size,)) for a, b in zip(sources, shared, strict=True)]
     right = [xxhash.xxh3_64_intdigest(each.data) for each in sources]
