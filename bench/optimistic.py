@@ -43,8 +43,8 @@ INTO_SHARE = 0.3
 IN_C, IN_PYTHON, ACQUIRED = "optimistic", "optimistic, in Python", "by Acquire"
 COPY, COPY_HASH = "copy", "copy + xxh3"
 TARGETS = {
-    ("4KiB", 64): {COPY: 1 / 1.9},
-    ("64KiB", 64): {COPY: 1 / 1.2},
+    ("4KiB", 64): {COPY: 0.526},
+    ("64KiB", 64): {COPY: 0.833},
     ("1MiB", 1): {COPY_HASH: 0.9},
     ("1MiB", 64): {COPY_HASH: 0.9},
 }
