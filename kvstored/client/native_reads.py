@@ -28,7 +28,7 @@ Table = NDArray[np.uint64]
 Mapped = Callable[[LocalLink, Iterable[int], float], dict[int, Bytes]]
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
-_DRAM, _NOWHERE = bytes([TierId.DRAM]), bytes([255])
+_DRAM = bytes([TierId.DRAM])
 _TIERS = bytes([TierId.DRAM if verdict == native.HIT else 255 for verdict in range(256)])
 """Of each verdict."""
 _MISFITS = (BufferError, TypeError, ValueError)
