@@ -50,7 +50,7 @@ static bool add_piece(struct batch *batch, size_t to, size_t from, size_t bytes)
     return true;
 }
 
-/* The memory of a contiguous buffer. */
+/* The memory of a contiguous buffer; of numbers, where it is written to: bytes must not become references to objects. */
 static bool hold(struct batch *batch, PyObject *object, bool is_written, struct run *run)
 {
     Py_buffer *views = grown(batch->views, batch->view_count, sizeof *views);
@@ -58,9 +58,11 @@ static bool hold(struct batch *batch, PyObject *object, bool is_written, struct 
         return false;
     batch->views = views;
     Py_buffer *view = &views[batch->view_count];
-    if (PyObject_GetBuffer(object, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE))
+    if (PyObject_GetBuffer(object, view, is_written ? PyBUF_CONTIG | PyBUF_FORMAT : PyBUF_SIMPLE))
         return false;
     batch->view_count++;
+    if (is_written && view->format && strchr(view->format, 'O'))
+        return refuse("an array of objects has no bytes to write to");
     *run = (struct run){view->buf, (size_t)view->len};
     return true;
 }

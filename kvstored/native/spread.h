@@ -91,9 +91,11 @@ static int spread_part(Spread *spread, PyObject *part)
         return -1;
     spread->views = views;
     Py_buffer *view = &views[spread->view_count];
-    if (PyObject_GetBuffer(part, view, PyBUF_STRIDES))
+    if (PyObject_GetBuffer(part, view, PyBUF_RECORDS_RO))
         return -1;
     spread->view_count++;
+    if (view->format && strchr(view->format, 'O'))
+        return refuse("an array of objects has no bytes") ? 1 : -1;
     spread->is_writable &= !view->readonly;
     Py_ssize_t run_bytes = view->itemsize;
     int outer = view->ndim;

@@ -232,6 +232,15 @@ def test_what_does_not_fit_is_refused_before_the_first_byte(copies: native.Copie
     assert not target.any()
 
 
+def test_references_to_objects_are_no_bytes(copies: native.Copies) -> None:
+    objects, source = np.full(512, None, dtype=object), np.ones(4096, dtype=np.uint8)
+    with pytest.raises(ValueError, match="objects"):
+        copies.spread((objects,))
+    with pytest.raises(ValueError, match="objects"):
+        copies.copy_runs([(objects, (source,), (4096,))], False, True, False)
+    assert set(objects) == {None}
+
+
 def test_short_steps_are_left_to_numpy(copies: native.Copies) -> None:
     assert copies.spread((np.zeros((64, 64), dtype=np.uint8)[:, :32],)) is None
     assert Gather.of(np.zeros((64, 64), dtype=np.uint8)[:, ::2]).spread is None

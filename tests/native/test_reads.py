@@ -230,7 +230,9 @@ def test_targets_that_do_not_fit_are_refused_before_the_first_byte(copies: nativ
     good = [np.zeros(1000, dtype=np.uint8) for _ in keys]
     frozen = np.zeros(1000, dtype=np.uint8)
     frozen.flags.writeable = False
-    for last in (np.zeros(999, dtype=np.uint8), np.zeros(1001, dtype=np.uint8), frozen, None):
+    objects = np.full(125, None, dtype=object)
+    short, long = np.zeros(999, dtype=np.uint8), np.zeros(1001, dtype=np.uint8)
+    for last in (short, long, frozen, objects, None):
         with pytest.raises((ValueError, BufferError, TypeError)):
             read(copies, world, table, (*good[:2], last))
     for into in (np.zeros(2999, dtype=np.uint8), tuple(good[:2]), (*good, good[0])):
