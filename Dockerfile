@@ -3,8 +3,10 @@
 # Engines in other containers share /run/kvstored (the socket's directory) and nothing else.
 # `docker build .` is the slim image; `docker build --target gpu --build-arg CUDA=12 .` has CuPy for the GPU tier (docs/gpu.md).
 FROM python:3.12-slim AS installed
+# the client's copies in C; without a compiler they are left out
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY requirements.lock pyproject.toml setup.py README.md LICENSE ./
 COPY kvstored ./kvstored
 RUN python -m venv /opt/kvstored \
  && /opt/kvstored/bin/pip install --no-cache-dir --constraint requirements.lock .

@@ -11,7 +11,9 @@ ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvstored-engines
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+NATIVE := $(wildcard kvstored/native/*.[ch])
+
+$(READY): requirements.lock pyproject.toml setup.py $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvstored needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
@@ -68,4 +70,4 @@ lock: setup
 		--no-emit-find-links --annotation-style line --output-file requirements.lock pyproject.toml
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info kvstored/native/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.peers.processes import free_port
+from kvstored import native
 from kvstored.client import Client
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
@@ -36,16 +37,26 @@ Sample = Callable[[], float]
 
 
 def machine() -> dict[str, str]:
-    """Cpu, cores, memory, kernel, Python, load and date, as words."""
+    """Cpu, cores, memory, kernel, Python, whether the client copies in C, load and date, as words."""
     return {
         "cpu": _cpu_model(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "client in C": native.state,
         "load": f"{os.getloadavg()[0]:.1f}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def client_in_python(address: str, copy_threads: int = 2) -> Client:
+    """One that copies and reads without the extension, beside others of the same process."""
+    copies, native.copies = native.copies, None
+    try:
+        return Client(address, copy_threads=copy_threads)
+    finally:
+        native.copies = copies
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""Gets without a message beside gets by Acquire and beside a copy and hash of the same bytes, sample by sample in turn.
+"""Gets without a message, in C and in Python, beside gets by Acquire and beside a copy and a copy and hash of the same bytes, sample by sample in turn.
 
 `--hammer`: instead, processes read blocks of a small arena while others are written over them, every byte compared with what follows from
 the key; how many reads were right, wrong, and had to fall back. `python -m bench.optimistic [--sizes 4KiB,1MiB] [--batches 1,64] [--json]`
@@ -8,14 +8,25 @@ import argparse
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bench.machine import REPOSITORY, Daemon, Report, Row, Sample, interleaved, parser, tell, timed
+from bench.machine import (
+    REPOSITORY,
+    Daemon,
+    Report,
+    Row,
+    Sample,
+    client_in_python,
+    interleaved,
+    parser,
+    tell,
+    timed,
+)
 from bench.throughput import bench_namespace, new_keys, shared_memory
 from kvstored.client import Client, Keys, Namespace
 from kvstored.units import parse_size
@@ -29,7 +40,14 @@ REPEATS_BELOW_BYTES, REPEATS = 256 << 10, 8
 """Gets a sample where one takes little longer than the clock does."""
 INTO_SHARE = 0.3
 """Of the reads go into two buffers a block."""
-TARGET_RATIO, TARGET_BYTES = 0.9, 1 << 20
+IN_C, IN_PYTHON, ACQUIRED = "optimistic", "optimistic, in Python", "by Acquire"
+COPY, COPY_HASH = "copy", "copy + xxh3"
+TARGETS = {
+    ("4KiB", 64): {COPY: 0.526},
+    ("64KiB", 64): {COPY: 0.833},
+    ("1MiB", 1): {COPY_HASH: 0.9},
+    ("1MiB", 64): {COPY_HASH: 0.9},
+}
 READERS, HAMMER_DRAM, HAMMER_BLOCKS, HAMMER_BYTES = 2, "4MiB", 24, 256 << 10
 """More blocks than there is room for, put and read in turn; large ones, so that many are written over while they are copied."""
 
@@ -50,35 +68,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measured(given: argparse.Namespace) -> Report:
     report = Report("optimistic", CEILING, given.runs)
-    with Daemon(dram="1GiB") as daemon, Client(daemon.address, copy_threads=1) as client:
+    with (
+        Daemon(dram="1GiB") as daemon,
+        Client(daemon.address, copy_threads=1) as client,
+        client_in_python(daemon.address, copy_threads=1) as other,
+    ):
         for size in given.sizes.split(","):
             for batch in map(int, given.batches.split(",")):
-                report.rows += _rows(client, size, batch, given.runs)
+                report.rows += _rows(client, other, size, batch, given.runs)
         reads = client.optimistic_reads()
     report.notes.append(f"optimistic reads: {reads}")
     return report
 
 
-def _rows(client: Client, size: str, batch: int, runs: int) -> list[Row]:
+def _rows(client: Client, other: Client, size: str, batch: int, runs: int) -> list[Row]:
     block_bytes = parse_size(size)
     repeats = REPEATS if block_bytes * batch < REPEATS_BELOW_BYTES else 1
-    cases = _cases(bench_namespace(client, block_bytes), block_bytes, batch, repeats)
+    spaces = {
+        name: bench_namespace(each, block_bytes)
+        for name, each in zip((IN_C, IN_PYTHON), (client, other), strict=True)
+    }
+    cases = _cases(spaces, block_bytes, batch, repeats)
     samples = min(max(SAMPLE_BYTES // (block_bytes * batch), SAMPLES_MIN), SAMPLES_MAX)
     times = interleaved(cases, samples, runs)
     in_us = {name: [1e6 * taken / repeats for taken in each] for name, each in times.items()}
     speed = {
         name: [block_bytes * batch / taken / 1e3 for taken in each] for name, each in in_us.items()
     }
-    top, where = "copy + xxh3", f"{size} x {batch}"
-    least = TARGET_RATIO if block_bytes >= TARGET_BYTES else None
+    where, least = f"{size} x {batch}", TARGETS.get((size, batch), {})
     return [
         *(Row(f"{where}: p50, {name}", "us", in_us[name]) for name in cases),
-        Row(f"{where}: optimistic", "GB/s", speed["optimistic"], top, speed[top], least),
-        Row(f"{where}: by Acquire", "GB/s", speed["by Acquire"], top, speed[top]),
+        *(
+            Row(
+                f"{where}: {name}",
+                "GB/s",
+                speed[name],
+                top,
+                speed[top],
+                least.get(top) if name == IN_C else None,
+            )
+            for name in (IN_C, IN_PYTHON, ACQUIRED)
+            for top in (COPY, COPY_HASH)
+        ),
     ]
 
 
-def _cases(namespace: Namespace, block_bytes: int, batch: int, repeats: int) -> dict[str, Sample]:
+def _cases(
+    spaces: Mapping[str, Namespace], block_bytes: int, batch: int, repeats: int
+) -> dict[str, Sample]:
     """Each goes through a working set far larger than a core's caches, or through 64 batches."""
     sets = min(max(WORKING_SET_BYTES // (block_bytes * batch), 2), 64)
     rng = np.random.default_rng(1)
@@ -87,25 +124,28 @@ def _cases(namespace: Namespace, block_bytes: int, batch: int, repeats: int) -> 
     sources = [list(each) for each in shared.reshape(sets, batch, block_bytes)]
     stored = [new_keys(batch) for _ in range(sets)]
     for keys, rows in zip(stored, sources, strict=True):
-        assert namespace.put(keys, rows).committed == batch
+        assert spaces[IN_C].put(keys, rows).committed == batch
     targets = list(np.ones((batch, block_bytes), dtype=np.uint8))
-    turns = {name: cycle(range(sets)) for name in ("optimistic", "by Acquire", "copy")}
+    turns = {name: cycle(range(sets)) for name in (IN_C, IN_PYTHON, ACQUIRED, COPY, COPY_HASH)}
 
-    def get(turn: str, *, optimistic: bool) -> None:
+    def get(turn: str, namespace: Namespace, *, optimistic: bool) -> None:
         for _ in range(repeats):
             keys = stored[next(turns[turn])]
             assert namespace.get(keys, out=targets, optimistic=optimistic).hits == batch
 
-    def copy() -> None:
+    def copy(turn: str, *, hashed: bool) -> None:
         for _ in range(repeats):
-            for target, source in zip(targets, sources[next(turns["copy"])], strict=True):
+            for target, source in zip(targets, sources[next(turns[turn])], strict=True):
                 np.copyto(target, source)
-                xxhash.xxh3_64_intdigest(target.data)
+                if hashed:
+                    xxhash.xxh3_64_intdigest(target.data)
 
     return {
-        "optimistic": lambda: timed(lambda: get("optimistic", optimistic=True)),
-        "by Acquire": lambda: timed(lambda: get("by Acquire", optimistic=False)),
-        "copy + xxh3": lambda: timed(copy),
+        IN_C: lambda: timed(lambda: get(IN_C, spaces[IN_C], optimistic=True)),
+        IN_PYTHON: lambda: timed(lambda: get(IN_PYTHON, spaces[IN_PYTHON], optimistic=True)),
+        ACQUIRED: lambda: timed(lambda: get(ACQUIRED, spaces[IN_C], optimistic=False)),
+        COPY: lambda: timed(lambda: copy(COPY, hashed=False)),
+        COPY_HASH: lambda: timed(lambda: copy(COPY_HASH, hashed=True)),
     }
 
 

@@ -17,7 +17,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bench.machine import Daemon, Report, Row, Sample, interleaved, parser, tell, timed
+from bench.machine import (
+    Daemon,
+    Report,
+    Row,
+    Sample,
+    client_in_python,
+    interleaved,
+    parser,
+    tell,
+    timed,
+)
 from kvstored.client import Client, Gather, GroupKind, GroupSpec, Keys, Namespace, NamespaceSpec
 from kvstored.units import parse_size
 
@@ -31,8 +41,10 @@ SAMPLE_BYTES = 768 << 20
 SAMPLES_MIN, SAMPLES_MAX = 3, 200
 RING_BYTES = 512 << 20
 """Far more than a last-level cache."""
-WAYS = ("1 thread", "default threads")
-"""How many threads the client copies with."""
+ORDER = {"KVSTORED_POLICY": "lru"}
+"""What was put last stays. The default order learns from returns, of which these cases have odd ones, and may evict what is read next."""
+WAYS = ("1 thread", "default threads", "default threads, in Python")
+"""How many threads the client copies with, and whether in C."""
 COPY, COPY_HASH, COPY_PAGES = "copy", "copy + xxh3", "copy into pages"
 CEILING = (
     "numpy.copyto of the same number of buffers of the same size into and out of a memfd mapping, "
@@ -53,12 +65,13 @@ def measured(given: argparse.Namespace) -> Report:
     report = Report("throughput", CEILING, given.runs)
     batches = [int(batch) for batch in given.batches.split(",")]
     for size in given.sizes.split(","):
-        with Daemon(dram=_dram(parse_size(size) * max(batches))) as daemon:
+        with Daemon(dram=_dram(parse_size(size) * max(batches)), settings=ORDER) as daemon:
             for batch in batches:
                 report.rows += _rows(daemon, size, batch, given.runs, "")
     if parse_size(given.disk):
         size, batch = TARGET
-        with Daemon(dram=_dram(parse_size(size) * batch), disk=given.disk) as daemon:
+        dram = _dram(parse_size(size) * batch)
+        with Daemon(dram=dram, disk=given.disk, settings=ORDER) as daemon:
             report.rows += _rows(daemon, size, batch, given.runs, ", disk on")
     report.notes.append(
         "a view moves no bytes: its figure is how fast blocks come within reach, unchecked, its release riding on the next call"
@@ -70,9 +83,9 @@ def measured(given: argparse.Namespace) -> Report:
 
 
 def _dram(batch_bytes: int) -> str:
-    """As on a small server: what the evictor keeps free (5 % and more) takes in a batch of 1 MiB x 64. And room for four of the
-    largest batch below the watermark: what two clients read, and what they put in between."""
-    return f"{max(3 << 30, 5 * batch_bytes) >> 20}MiB"
+    """As on a small server: what the evictor keeps free (5 % and more) takes in a batch of 1 MiB x 64. And room for six of the
+    largest batch below the watermark: what three clients read, and what they put in between."""
+    return f"{max(3 << 30, 7 * batch_bytes) >> 20}MiB"
 
 
 def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list[Row]:
@@ -80,8 +93,12 @@ def _rows(daemon: Daemon, size: str, batch: int, runs: int, suffix: str) -> list
     cases: dict[str, Sample] = {}
     buffers = _Buffers.made(block_bytes, batch)
     cases |= _ceilings(buffers)
-    with Client(daemon.address, copy_threads=1) as one, Client(daemon.address) as several:
-        spaces = [bench_namespace(client, block_bytes) for client in (one, several)]
+    with (
+        Client(daemon.address, copy_threads=1) as one,
+        Client(daemon.address) as several,
+        client_in_python(daemon.address) as other,
+    ):
+        spaces = [bench_namespace(client, block_bytes) for client in (one, several, other)]
         for space in spaces:
             _touch_arena(space, buffers)
         for name, space in zip(WAYS, spaces, strict=True):
@@ -288,7 +305,7 @@ def _get_all(namespace: Namespace, keys: Keys, targets: list[Bytes], *, verify: 
 
 
 def _kept_batches(buffers: _Buffers) -> int:
-    """A quarter of the smallest arena: never evicted between two gets, even by two clients' puts."""
+    """A quarter of the smallest arena: never evicted between two gets, even by three clients' puts."""
     batch_bytes = sum(source.size for source in buffers.sources)
     return max((256 << 20) // batch_bytes, 1)
 

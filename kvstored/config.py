@@ -43,8 +43,8 @@ from kvstored.sections import (
 )
 
 ENVIRONMENT_PREFIX = "KVSTORED_"
-_FOREIGN = re.compile(r"KVSTORED_(CONFIG|SERVICE_\w+|PORT|PORT_\w+)")
-"""Not settings: the file's path, and what Kubernetes puts into every container beside a service named kvstored."""
+_FOREIGN = re.compile(r"KVSTORED_(CONFIG|NATIVE|SERVICE_\w+|PORT|PORT_\w+)")
+"""Not settings: the file's path, what clients read, and what Kubernetes puts into every container beside a service named kvstored."""
 
 
 PolicyName = Literal[

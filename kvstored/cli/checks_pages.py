@@ -1,4 +1,4 @@
-"""What `kvstored doctor` finds about pages and copies: huge pages, NUMA nodes, and the C library's choice of stores.
+"""What `kvstored doctor` finds about pages and copies: huge pages, NUMA nodes, the C library's choice of stores, and whether the client copies in C.
 
 Facts for who tunes a machine; none of them keeps the store from running.
 """
@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvstored import native
 from kvstored.cli.checks import Finding, Level
 from kvstored.launch import NON_TEMPORAL
 
@@ -20,7 +21,14 @@ def copies(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     tunables = environ.get("GLIBC_TUNABLES", "").split(":")
     value = next((each.partition("=")[2] for each in tunables if _name(each) == NON_TEMPORAL), "")
     text = f"{NON_TEMPORAL}={value}" if value else f"{NON_TEMPORAL} is not set (GLIBC_TUNABLES)"
-    return [Finding("copies", Level.OK, text)]
+    return [Finding("copies", Level.OK, text), _in_c(native.state, is_there=bool(native.copies))]
+
+
+def _in_c(state: str, *, is_there: bool) -> Finding:
+    if is_there:
+        return Finding("client in C", Level.OK, state)
+    remedy = "install a C compiler and kvstored again; until then gets of a client are slower"
+    return Finding("client in C", Level.WARN, state, remedy)
 
 
 def _shared_huge(sys: Path) -> Finding:

@@ -39,6 +39,7 @@ WORDS = (
 ENVIRONMENT = (
     ("KVSTORED_CONFIG", "the TOML file with settings; --config goes before it"),
     ("KVSTORED_<KEY>", "any setting, as KVSTORED_DRAM_CAPACITY=64GiB; kvstored config lists all"),
+    ("KVSTORED_NATIVE", "off: clients copy and read in Python, as where no C compiler was"),
     ("XDG_STATE_HOME", "the default state directory is $XDG_STATE_HOME/kvstored"),
     ("XDG_RUNTIME_DIR", "the default socket is $XDG_RUNTIME_DIR/kvstored/kvstored.sock"),
     ("XDG_CONFIG_HOME", "the default file is $XDG_CONFIG_HOME/kvstored/kvstored.toml"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvstored.client.copying import Bytes, Copier, Run
 from kvstored.client.links import PutPart
 from kvstored.client.runs import runs_between, walks_between
-from kvstored.client.scatter import Walk, gather
+from kvstored.client.scatter import Walk, gather_all
 from kvstored.core.calls import FillStatus
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import U8S, U64S, Pieces, unpack_u64
@@ -39,7 +39,7 @@ class Carriers:
         """The checksum of each piece."""
         if self.runs:
             return copier.copy_in(self.runs)
-        return copier.spread_out(self.walks, gather, [walk.gather.size for walk in self.walks])
+        return gather_all(self.walks, copier)
 
 
 def carriers_of(part: PutPart, pieces: Pieces, segments: dict[int, Bytes]) -> Carriers:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from kvstored.client.connection import Connection
-from kvstored.client.lending import Borrowed
+from kvstored.client.lending import Borrowed, Slots
 from kvstored.client.stock import IDLE_S, Stock
 from kvstored.clock import Clock
 from kvstored.errors import Busy, KvstoredError, Unavailable
@@ -95,7 +95,7 @@ class LocalChannel:
         self._name = name
         self.clock = clock
         self._connect_timeout_s = connect_timeout_s
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._slots = Slots(CONNECTIONS_MAX)
         self._idle: deque[LocalLink] = deque()
         self._open: set[Connection] = set()
         self._connecting = threading.Lock()
@@ -112,13 +112,13 @@ class LocalChannel:
         return Borrowed(self, timeout_s)
 
     def borrow(self, timeout_s: float) -> LocalLink:
-        if not self._slots.acquire(timeout=timeout_s):
+        if not self._slots.acquire(timeout_s):
             raise Busy(f"all connections are in use connections={CONNECTIONS_MAX}")
         return self._lent(timeout_s)
 
     def borrow_another(self, timeout_s: float) -> LocalLink | None:
         """For who has one already: None where all are in use, since two such callers could wait for each other."""
-        return self._lent(timeout_s) if self._slots.acquire(blocking=False) else None
+        return self._lent(timeout_s) if self._slots.acquire(0.0) else None
 
     def _lent(self, timeout_s: float) -> LocalLink:
         try:

@@ -12,13 +12,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvstored import native
+
 Bytes = NDArray[np.uint8]
 Work = TypeVar("Work")
 
 STEP_BYTES = 1 << 20
 """Copied, then hashed while it is still in the core's cache. Steps of 256 KiB were a fifth slower."""
-_PARALLEL_BYTES = 4 << 20
-"""Below this a second thread costs more than it saves."""
+_PARALLEL_BYTES, _NATIVE_PARALLEL_BYTES = 4 << 20, 16 << 20
+"""Below this a second thread costs more than it saves; in C one is bound by the memory sooner."""
+_PAST_CACHE_BYTES = 8 << 20
 _ONE_SHOT_BYTES = 64 << 10
 """Hashed by the one-shot call, which holds the GIL for the few microseconds that this takes."""
 
@@ -35,58 +38,78 @@ class Run(NamedTuple):
 
 
 class Copier:
-    """A bounded pool of copying threads, started when first needed."""
+    """A bounded pool of copying threads, started when first needed. `native`: copies in C, where there are any. `parallel_bytes`: less is
+    copied by the caller alone."""
 
     def __init__(self, threads: int) -> None:
+        self.native = native.copies
+        self.parallel_bytes = _PARALLEL_BYTES if self.native is None else _NATIVE_PARALLEL_BYTES
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
     def copy_in(self, runs: Sequence[Run]) -> list[int]:
         """Private to shared; the checksum of each piece."""
-        return self.spread_out(runs, _copy_in, [run.private.size for run in runs])
+        return self._copied(runs, _copy_in, inward=True, summed=True)
 
     def copy_out(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
-        return self.spread_out(runs, copied_out, [run.private.size for run in runs])
+        return self._copied(runs, copied_out, inward=False, summed=True)
 
     def copy_out_unchecked(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private, without hashing; no checksums."""
-        return self.spread_out(runs, _copy_out_unchecked, [run.private.size for run in runs])
+        return self._copied(runs, _copy_out_unchecked, inward=False, summed=False)
+
+    def _copied(
+        self,
+        runs: Sequence[Run],
+        copy: Callable[[Run], list[int]],
+        *,
+        inward: bool,
+        summed: bool,
+    ) -> list[int]:
+        sizes, copies = [run.private.size for run in runs], self.native
+        if copies is None:
+            return self.spread_out(runs, copy, sizes)
+        past_cache = goes_past_cache(sum(sizes))
+        return self.in_shares(
+            sizes, lambda a, b: copies.copy_runs(runs[a:b], inward, summed, past_cache)
+        )
 
     def spread_out(
         self, work: Sequence[Work], copy: Callable[[Work], list[int]], sizes: Sequence[int]
     ) -> list[int]:
         """What `copy` answers for each work of `sizes` bytes, in order, on every thread. A put does not leave a core to the daemon: that
         was worth it only while its books took as long as the copies."""
-        return self._spread(work, copy, sizes, self._threads)
+        return self.in_shares(sizes, lambda a, b: _copy_each(work[a:b], copy))
 
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
-
-    def _spread(
-        self,
-        work: Sequence[Work],
-        copy: Callable[[Work], list[int]],
-        sizes: Sequence[int],
-        threads: int,
-    ) -> list[int]:
-        if threads == 1 or len(work) == 1 or sum(sizes) < _PARALLEL_BYTES:
-            return _copy_each(work, copy)
+    def in_shares(self, sizes: Sequence[int], copy: Callable[[int, int], list[int]]) -> list[int]:
+        """What `copy` answers for all of so many bytes each, from a to b in each thread, in order."""
+        if self._threads == 1 or len(sizes) == 1 or sum(sizes) < self.parallel_bytes:
+            return copy(0, len(sizes))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")
-        shares = _shares(sizes, min(threads, len(work)))
-        others = [self._pool.submit(_copy_each, work[a:b], copy) for a, b in shares[1:]]
+        shares = _shares(sizes, min(self._threads, len(sizes)))
+        others = [self._pool.submit(copy, *share) for share in shares[1:]]
         # The copies touch memory that the caller is about to give back: all must have ended, whatever fails.
         try:
-            checksums = _copy_each(work[: shares[0][1]], copy)
+            checksums = copy(*shares[0])
         finally:
             for other in others:
                 other.exception()
         for other in others:
             checksums += other.result()
         return checksums
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+
+def goes_past_cache(total_bytes: int) -> bool:
+    """Whether so much is stored without bringing it into the caches, which could not hold it: the copy needs two thirds of the memory's
+    bandwidth then. In Python the C library decides (GLIBC_TUNABLES)."""
+    return total_bytes >= _PAST_CACHE_BYTES
 
 
 def checksum_of(runs: Sequence[Bytes]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
@@ -69,8 +69,7 @@ class GetCall:
     ranges: tuple[tuple[int, int], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
+class Glance(NamedTuple):
     """A get of a plain namespace that may go without a message. `gathers` and `ranges`: as of a GetCall."""
 
     digest: bytes

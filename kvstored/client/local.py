@@ -25,7 +25,7 @@ from kvstored.client.runs import (
     runs_between,
     walks_between,
 )
-from kvstored.client.scatter import scatter, scatter_unchecked
+from kvstored.client.scatter import scatter_all
 from kvstored.client.segments import Segments
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus, ReadStatus
@@ -183,8 +183,7 @@ class LocalDataLink:
         pieces, segments, copier = acquired.pieces, acquired.segments, self._copier
         if call.gathers:
             indexes, walks = walks_between(pieces, call.gathers, segments, call.ranges)
-            sizes = [walk.gather.size for walk in walks]
-            found = copier.spread_out(walks, scatter if is_verified else scatter_unchecked, sizes)
+            found = scatter_all(walks, copier, checked=is_verified)
             privates: Privates = ()
         else:
             privates = privates_of(pieces.sizes, acquired.status == ReadStatus.HIT, call.out)

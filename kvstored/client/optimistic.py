@@ -11,12 +11,13 @@ from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, Run, copied_out
 from kvstored.client.level import LEVEL_BLOCK_BYTES_MAX, LEVEL_BYTES_MAX, copied_level, level_rows
 from kvstored.client.links import Glance
+from kvstored.client.native_reads import NativeReads, is_spread
 from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import Rows, outputs_of, private_of, privates_of
 from kvstored.client.runs import Privates, blocks_made, extent_of, runs_between
-from kvstored.client.scatter import scatter, walk_of
+from kvstored.client.scatter import scatter_all, walk_of
 from kvstored.client.segments import Segments
 from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
@@ -38,6 +39,11 @@ class Optimistic:
         self.reads = OptimisticReads()
         self._segments = segments
         self._copier = copier
+        self._natively = (
+            None
+            if copier.native is None
+            else NativeReads(copier.native, copier, reports, self.reads, self._mapped)
+        )
         self._of: tuple[Session, Index | None] | None = None
 
     def read(self, link: LocalLink, glance: Glance, timeout_s: float) -> GetResult | None:
@@ -46,8 +52,10 @@ class Optimistic:
         if index is None:
             return None
         keys = glance.keys.keys
-        if not keys or len(set(map(len, keys))) > 1:
+        if not keys or (len(keys) > 1 and len(set(map(len, keys))) > 1):
             return None
+        if self._natively is not None and (not glance.gathers or is_spread(glance)):
+            return self._natively.read(link, index, glance, timeout_s)
         if glance.gathers:
             return self._read_into(link, index, glance, timeout_s)
         if len(keys) == 1:
@@ -130,7 +138,7 @@ class Optimistic:
             walk_of((extent,), gather, glance.ranges)
             for extent, gather in zip(extents, gathers, strict=True)
         ]
-        sums = self._copier.spread_out(walks, scatter, found.lengths)
+        sums = scatter_all(walks, self._copier, checked=True)
         if not all(self._good(index, found, sums)):
             return None
         reads.hits += len(keys)

@@ -41,9 +41,9 @@ def completed(
     """What was seen, with the rest acquired."""
     if seen is None:
         return acquire(glance)
-    rest = [i for i, status in enumerate(seen.status) if status is not ReadStatus.HIT]
-    if not rest:
+    if seen.hits == len(seen.status):
         return seen
+    rest = [i for i, status in enumerate(seen.status) if status is not ReadStatus.HIT]
     return merged([(range(len(seen.status)), seen), (rest, acquire(glance.part(rest)))])
 
 

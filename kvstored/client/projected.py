@@ -98,6 +98,8 @@ class Index:
                 f"projection is of another boot: epoch={facts.epoch} expected={epoch} bytes={size_bytes}"
             )
         self._memory = memory
+        self.facts = (memory, facts.tags_at, facts.entries_at, facts.buckets)
+        """As calls in C take them: the memory, where tags and entries begin, buckets."""
         self._tags_at, self._entries_at = facts.tags_at, facts.entries_at
         self._mask = facts.buckets - 1
         words = np.frombuffer(memory, dtype=np.uint64)

@@ -165,13 +165,19 @@ def privates_of(sizes: U64S, hits: U8S, out: Rows | None) -> Privates:
     np.cumsum(wanted, out=starts[1:])
     if out is None:
         return Packed(np.empty(int(starts[-1]), dtype=np.uint8), starts[:-1], wanted)
-    if isinstance(out, np.ndarray) and sizes.shape[1] == 1 and _is_plain(out):
-        row_bytes = out.nbytes // max(len(out), 1)
-        if len(out) == len(wanted) and out.flags.writeable and wanted.max(initial=0) <= row_bytes:
-            memory = out.reshape(-1).view(np.uint8)
-            return Packed(memory, np.arange(len(wanted), dtype=np.int64) * row_bytes, wanted)
+    memory = plain_rows(out, len(wanted)) if sizes.shape[1] == 1 else None
+    row_bytes = 0 if memory is None else memory.size // len(wanted)
+    if memory is not None and wanted.max(initial=0) <= row_bytes:
+        return Packed(memory, np.arange(len(wanted), dtype=np.int64) * row_bytes, wanted)
     rows: list[list[int]] = [row.tolist() for row in wanted.reshape(sizes.shape)]
     return [each for row in _given_outputs(rows, hits.tolist(), out) for each in row]
+
+
+def plain_rows(out: Rows, count: int) -> Bytes | None:
+    """The bytes of a writable array of so many rows that lie one behind the other; None where `out` is something else."""
+    if not isinstance(out, np.ndarray) or not _is_plain(out) or len(out) != count:
+        return None
+    return out.reshape(-1).view(np.uint8) if out.flags.writeable else None
 
 
 def blocks_of(outputs: list[list[Bytes | None]], good: Sequence[bool]) -> tuple[Block | None, ...]:

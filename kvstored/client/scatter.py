@@ -4,7 +4,7 @@ A piece is walked in order of its bytes. Large runs go straight; small and strid
 they are hashed at once. What lies outside the wanted ranges is only hashed, in place: so a part of a piece verifies as the whole.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -13,7 +13,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from kvstored.client.copying import STEP_BYTES, Bytes
+from kvstored import native
+from kvstored.client.copying import STEP_BYTES, Bytes, Copier, goes_past_cache
 from kvstored.client.results import GetResult
 from kvstored.errors import InvalidArgument
 
@@ -32,11 +33,13 @@ class Gather:
     """Where one piece lies in private memory. Made once for memory that stays, as an engine's pages do, it spares each call the looking.
 
     `parts`: bytes in one run, or an array that stays strided. `ends`: of the caller's arrays, in bytes; a range ends where one does.
+    `spread`: the same for copies in C, None where there are none or runs too short for them.
     """
 
     parts: tuple[Array, ...]
     ends: tuple[int, ...]
     is_writable: bool
+    spread: native.Spread | None = None
 
     @staticmethod
     def of(buffers: "Buffer | Sequence[Buffer]") -> "Gather":
@@ -137,6 +140,36 @@ def walk_of(
                 f"a buffer crosses the end of a range: offset={offset} length={length}"
             )
     return Walk(shared, gather, ranges)
+
+
+def scatter_all(walks: Sequence[Walk], copier: Copier, *, checked: bool) -> list[int]:
+    """Shared to private; the checksum of each piece as the private side has it, none where they are not `checked`."""
+    return _carried(walks, copier, scatter if checked else scatter_unchecked, False, checked)
+
+
+def gather_all(walks: Sequence[Walk], copier: Copier) -> list[int]:
+    """Private to shared; the checksum of each piece."""
+    return _carried(walks, copier, gather, True, True)
+
+
+def _carried(
+    walks: Sequence[Walk],
+    copier: Copier,
+    carry: Callable[[Walk], list[int]],
+    inward: bool,
+    summed: bool,
+) -> list[int]:
+    sizes, copies = [walk.gather.size for walk in walks], copier.native
+    spreads = [walk.gather.spread for walk in walks if walk.gather.spread is not None]
+    if copies is None or len(spreads) < len(walks):
+        return copier.spread_out(walks, carry, sizes)
+    given = [
+        (walk.shared, spread, walk.ranges) for walk, spread in zip(walks, spreads, strict=True)
+    ]
+    past_cache = goes_past_cache(sum(sizes))
+    return copier.in_shares(
+        sizes, lambda a, b: copies.copy_walks(given[a:b], inward, summed, past_cache)
+    )
 
 
 def scatter(walk: Walk) -> list[int]:
@@ -282,7 +315,9 @@ def _gather(given: object) -> Gather:
     arrays = [array for array in map(_array, buffers) if array.nbytes]
     ends = tuple(accumulate(array.nbytes for array in arrays))
     is_writable = all(array.flags.writeable for array in arrays)
-    return Gather(tuple([_as_bytes(array) for array in arrays]), ends, is_writable)
+    parts = tuple([_as_bytes(array) for array in arrays])
+    spread = None if native.copies is None else native.copies.spread(parts)
+    return Gather(parts, ends, is_writable, spread)
 
 
 def _array(given: object) -> Array:

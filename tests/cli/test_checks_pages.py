@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstored import native
 from kvstored.cli import checks_pages
 from kvstored.cli.checks import Finding, Level
 
@@ -54,3 +55,10 @@ def test_a_machine_that_tells_nothing_is_no_failure(tmp_path: Path) -> None:
 )
 def test_the_non_temporal_threshold_is_told(tunables: str, text: str) -> None:
     assert text in checks_pages.copies({"GLIBC_TUNABLES": tunables})[0].text
+
+
+def test_whether_the_client_copies_in_c_is_told() -> None:
+    assert named(checks_pages.copies({}), "client in C").text == native.state
+    found = checks_pages._in_c("not built: no module", is_there=False)
+    assert (found.level, found.text) == (Level.WARN, "not built: no module")
+    assert "compiler" in found.remedy

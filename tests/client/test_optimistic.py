@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstored import native
 from kvstored.client import Client, Keys, Namespace, ReadStatus
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -26,8 +27,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
-def client(served: Served) -> Iterator[Client]:
+@pytest.fixture(params=["in C", "in Python"])
+def client(
+    request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "copies", None)
+    elif native.copies is None:
+        pytest.skip(f"the client's copies in C are not here: {native.state}")
     with Client(served.address) as client:
         yield client
 
@@ -100,6 +107,19 @@ def test_blocks_go_where_the_caller_wants_them(client: Client, size: int, count:
     rows.flags.writeable = False
     with pytest.raises(InvalidArgument):
         namespace.get(keys, out=rows)
+
+
+def test_a_large_read_is_shared_by_threads(client: Client) -> None:
+    namespace, count = client.open_namespace(spec_of(1 << 20)), 18
+    keys = put(namespace, count, salt=9)
+    right = [content_of(key, 1 << 20) for key in keys]
+    got = namespace.get(keys)
+    assert all(np.array_equal(r, b[0]) for r, b in zip(right, got.blocks, strict=True) if b)
+    halves = np.zeros((2, count, 1 << 19), dtype=np.uint8)
+    assert namespace.get_into(keys, list(halves.swapaxes(0, 1))).hits == got.hits == count
+    assert np.array_equal(np.concatenate(list(halves), axis=1), right)
+    assert client.optimistic_reads().hits == 2 * count
+    namespace.clear()
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
@@ -260,6 +280,7 @@ def test_a_projection_of_before_a_restart_is_not_asked_any_more(tmp_path: Path) 
 READER = """
 import random, sys, time
 import numpy as np
+from kvstored import native
 from kvstored.client import Client, Keys
 from tests.crash.blocks import content_of, spec_of
 address, seed, seconds, size, window = sys.argv[1], *map(int, sys.argv[2:])
@@ -284,18 +305,19 @@ with Client(address) as client:
 """
 
 
+@pytest.mark.parametrize("switch", ["", "off"])
 def test_readers_of_places_that_are_written_again_and_again_never_see_a_wrong_byte(
-    tmp_path: Path,
+    tmp_path: Path, switch: str
 ) -> None:
     """More blocks than there is room for are put in turn, while processes read any of them."""
-    size, window, seconds = 1 << 20, 24, 12
+    size, window, seconds = 1 << 20, 24, 7
     with Served(tmp_path, dram="16MiB", disk="0B") as served, Client(served.address) as client:
         namespace = client.open_namespace(spec_of(size))
         arguments = [(served.address, *map(str, (i, seconds, size, window))) for i in range(2)]
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", READER, *each],
-                env=environment(),
+                env={**environment(), "KVSTORED_NATIVE": switch},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,
