@@ -307,11 +307,12 @@ class Janitor:
         while True:
             try:
                 await round_()
+                await asyncio.sleep(pause_s)
+                if is_idle():
+                    await self._store.quiet.until_broken(IDLE_S)
             except Exception as error:  # noqa: BLE001 - border of a task: the next round tries again
                 self._shell.report(f"a round of the janitor failed: {round_.__name__}", error)
-            await asyncio.sleep(pause_s)
-            if is_idle():
-                await self._store.quiet.until_broken(IDLE_S)
+                await asyncio.sleep(pause_s)
 
 
 def _counters(used: Used) -> Counters:

@@ -125,11 +125,15 @@ class Shell:
         return self.behind
 
     def settle(self) -> None:
-        """Makes the books of what was answered."""
+        """Makes the books of what was answered. A fault in one is reported and the others are made all the same: whoever looks at the books now has
+        no part in it, and what was answered cannot be refused any more."""
         unsettled, self.unsettled = self.unsettled, []
         for each in unsettled:
-            each()
-            self.apply()
+            try:
+                each()
+                self.apply()
+            except Exception as error:  # noqa: BLE001 - border of what was answered before
+                self.report("books of what was answered could not be made", error)
 
     def now_s(self) -> float:
         return self._clock.now_s()

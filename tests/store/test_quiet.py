@@ -105,3 +105,22 @@ def test_rounds_without_work_come_with_messages(
         await asyncio.wait(running_)
 
     running(world, main)
+
+
+def test_a_fault_in_what_was_left_undone_costs_neither_the_rest_nor_who_looks_next(
+    tmp_path: Path,
+) -> None:
+    world, done = World(tmp_path), list[str]()
+    world.grow()
+
+    def faulty() -> None:
+        raise KeyError("a fault")
+
+    async def main() -> None:
+        world.shell.unsettled += [faulty, lambda: done.append("books")]
+        assert world.shell.catalog is world.catalog
+        assert done == ["books"]
+        assert [type(error) for _, error in world.faults] == [KeyError]
+        world.faults.clear()
+
+    running(world, main)
