@@ -36,6 +36,7 @@ _BUFFER_BYTES = 64 << 10
 _ONE_DESCRIPTOR_BYTES = socket.CMSG_LEN(struct.calcsize("i"))
 _GRACE_S = 1.0
 """Waited beyond the deadline, so that the daemon's own answer about it arrives."""
+_POLL_MS_MAX = 2**31 - 1
 _CROWDED_S = 30e-6
 """Between two looks for an answer where others used the core that was offered: who goes on looking then takes it from the daemon."""
 
@@ -63,15 +64,14 @@ class Connection:
         try:
             self._socket.settimeout(connect_timeout_s)
             self._socket.connect(path)
-            # Blocking from here on, bounded by SO_RCVTIMEO: Python's own timeouts cost a poll before each call.
+            # Python's own timeouts cost a poll before each call: here only who has to wait polls.
             self._socket.settimeout(None)
         except OSError as error:
             self._socket.close()
             raise Unavailable(
                 f"the daemon is not reachable: socket={path} error={error}; start it with `kvstored serve`, or name its socket"
             ) from error
-        self._events = select.poll()
-        self._events.register(self._socket, select.POLLIN)
+        self._answered = _events(self._socket, select.POLLIN)
         self._is_idle = True
 
     @property
@@ -84,9 +84,7 @@ class Connection:
         """False after a failure, in the middle of a call, and when the daemon has hung up."""
         if not self._is_idle:
             return False
-        if not self._events.poll(
-            0
-        ):  # a quarter of the time of the next call, which ends in an exception
+        if not self._answered.poll(0):  # a quarter of the time of recv, which ends in an exception
             return True
         try:
             peeked = self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -161,6 +159,7 @@ class Connection:
         self._send(number, request, timeout_s)
         try:
             # Not socket.recv_fds: it forgets its flags, and the descriptor would leak into children.
+            self._wait(self._answered)
             first, ancillary, _, _ = self._socket.recvmsg(
                 _BUFFER_BYTES, _ONE_DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC
             )
@@ -189,20 +188,23 @@ class Connection:
         sent = frame(number, deadline_field(timeout_s), self._call, request.SerializeToString())
         self._is_idle = False
         try:
-            self._bound(timeout_s)
-            self._socket.sendall(sent)
+            self._timeout_s = timeout_s
+            self._send_all(memoryview(sent))
         except OSError as error:
             raise self._failed(error) from error
 
-    def _bound(self, timeout_s: float) -> None:
-        """Sets the socket's timeouts, unless the last call had nearly the same."""
-        if self._timeout_s * 0.9 <= timeout_s <= self._timeout_s:
-            return
-        fraction, seconds = math.modf(timeout_s + _GRACE_S)
-        packed = struct.pack("ll", int(seconds), int(fraction * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
-        self._timeout_s = timeout_s
+    def _send_all(self, unsent: memoryview) -> None:
+        while unsent:
+            try:
+                unsent = unsent[self._socket.send(unsent, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._wait(_events(self._socket, select.POLLOUT))
+
+    def _wait(self, events: select.poll) -> None:
+        """Until the socket is ready. Not by its own timeouts: every signal that a handler of the caller takes begins them anew."""
+        milliseconds = math.ceil((self._timeout_s + _GRACE_S) * 1000)
+        if not events.poll(min(milliseconds, _POLL_MS_MAX)):
+            raise BlockingIOError
 
     def _receive(self, buffer: bytearray, received: int) -> memoryview:
         """The whole frame of an answer, of which `received` bytes are in `buffer` already."""
@@ -235,6 +237,7 @@ class Connection:
                 self._is_soon = now_s < late_s
                 if now_s - looked_s > _CROWDED_S:
                     break
+            self._wait(self._answered)
             received = self._socket.recv_into(view)
         except OSError as error:
             raise self._failed(error) from error
@@ -244,6 +247,7 @@ class Connection:
     def _receive_up_to(self, needed: int, view: memoryview, received: int) -> int:
         try:
             while received < needed:
+                self._wait(self._answered)
                 count = self._socket.recv_into(view[received:])
                 if count == 0:
                     raise Unavailable("the daemon hung up")
@@ -272,6 +276,12 @@ class Connection:
         if isinstance(error, BlockingIOError):
             return DeadlineExceeded(f"the daemon did not answer in time seconds={self._timeout_s}")
         return Unavailable(f"the connection to the daemon broke: {error}")
+
+
+def _events(sock: socket.socket, event: int) -> select.poll:
+    made = select.poll()
+    made.register(sock, event)
+    return made
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

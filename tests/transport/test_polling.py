@@ -1,7 +1,9 @@
 """Staying awake: the loop's side by a clock and a loop made by hand, the client's over a pair of sockets."""
 
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -99,16 +101,20 @@ class Daemon:
         self.before_look: Callable[[], None] = lambda: None
         self.before_sleep: Callable[[], None] = lambda: None
         self._inner = self.connection._socket
+        self._answered = self.connection._answered
         self.connection._socket = self  # type: ignore[assignment]
+        self.connection._answered = self  # type: ignore[assignment]
 
     def recv_into(self, view: memoryview, size: int = 0, flags: int = 0) -> int:
         if flags & socket.MSG_DONTWAIT:
             self.before_look()
             self.looks += 1
-        else:
-            self.sleeps += 1
-            self.before_sleep()
         return self._inner.recv_into(view, size, flags)
+
+    def poll(self, milliseconds: int) -> object:
+        self.sleeps += 1
+        self.before_sleep()
+        return self._answered.poll(milliseconds)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -180,3 +186,32 @@ class TestTheClient:
         daemon.before_sleep = daemon.answer
         assert daemon.call().epoch == 7
         assert daemon.looks == 0
+
+
+class TestSignals:
+    @pytest.mark.parametrize("packed", [b"", bytes(4 << 20)], ids=["receiving", "sending"])
+    def test_handlers_of_the_caller_s_signals_put_off_no_deadline(
+        self, daemon: Daemon, packed: bytes
+    ) -> None:
+        """A socket's own timeouts begin anew with every one of them: a profiler's timer made a daemon that hangs hang its engine."""
+        ended, main = threading.Event(), threading.main_thread().ident
+        assert main is not None
+        before = signal.signal(signal.SIGUSR2, lambda *_: None)
+
+        def interrupt() -> None:
+            for _ in range(1000):
+                if ended.wait(0.02):
+                    return
+                signal.pthread_kill(main, signal.SIGUSR2)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            request = pb.MatchRequest(keys=pb.Keys(packed=packed))
+            with pytest.raises(DeadlineExceeded):
+                daemon.connection.call("Match", request, pb.MatchResponse, 0.05)
+            assert interrupting.is_alive(), "only when the signals ended"
+        finally:
+            ended.set()
+            interrupting.join()
+            signal.signal(signal.SIGUSR2, before)
