@@ -19,6 +19,7 @@ from kvstored.config import Config
 from kvstored.core.plan import SPECULATIVE
 from kvstored.core.types import UNIT_BYTES, TierId
 from kvstored.core.what_if import Room, gains
+from kvstored.cores import usable_cores
 from kvstored.errors import KvstoredError, StateMismatch
 from kvstored.metrics_server import MetricsServer
 from kvstored.notify import Notifier, listen_fds
@@ -83,16 +84,11 @@ class Daemon:
             broken=self._broken(),
         )
         # with one core who waits would keep it from who works
-        busy_poll_s = config.limits.busy_poll_s if len(os.sched_getaffinity(0)) > 1 else 0.0
+        polling = BusyPoll(config.limits.busy_poll_s if usable_cores() > 1 else 0, SystemClock())
         service = StoreService(
-            self._store, Inspection(self._store, around), busy_poll_s=busy_poll_s
+            self._store, Inspection(self._store, around), busy_poll_s=polling.window_s
         )
-        self._server = LocalServer(
-            service,
-            config.socket,
-            mode=config.socket_mode,
-            polling=BusyPoll(busy_poll_s, SystemClock()),
-        )
+        self._server = LocalServer(service, config.socket, mode=config.socket_mode, polling=polling)
         self._metrics_server = MetricsServer(
             self._shell.metrics, refresh=self._refresh, unready=self._unready
         )

@@ -135,8 +135,10 @@ class LocalChannel:
         return link
 
     def give_back(self, link: LocalLink) -> None:
-        self._keep(link)
-        self._slots.release()
+        try:
+            self._keep(link)
+        finally:
+            self._slots.release()
 
     def close(self) -> None:
         """Ends the session where the daemon is reachable; its fills and leases end with it."""

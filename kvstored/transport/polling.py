@@ -12,7 +12,7 @@ class BusyPoll:
     """
 
     def __init__(self, window_s: float, clock: Clock) -> None:
-        self._window_s = window_s
+        self.window_s = window_s
         self._clock = clock
         self._answered_s = clock.elapsed_s() - window_s
         self._pays = False
@@ -20,7 +20,7 @@ class BusyPoll:
 
     def received(self) -> None:
         """A message is there."""
-        self._pays = self._clock.elapsed_s() - self._answered_s < self._window_s
+        self._pays = self._clock.elapsed_s() - self._answered_s < self.window_s
 
     def answered(self, call_soon: Callable[..., object]) -> None:
         """`call_soon`: the loop's."""
@@ -30,7 +30,7 @@ class BusyPoll:
             call_soon(self._turn, call_soon)
 
     def _turn(self, call_soon: Callable[..., object]) -> None:
-        self._is_turning = self._clock.elapsed_s() - self._answered_s < self._window_s
+        self._is_turning = self._clock.elapsed_s() - self._answered_s < self.window_s
         if self._is_turning:
             os.sched_yield()
             call_soon(self._turn, call_soon)
