@@ -6,7 +6,7 @@ So a put of plain blocks is one message. It lasts as long as its session, in a b
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvstored.core.columnar import FreedMany, GrantedMany, Places, named, no_pla
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
 from kvstored.core.plain import (
-    Path,
+    Paths,
     can_follow,
     lay_paths,
     make_ready,
@@ -61,7 +61,7 @@ class Planned:
 
     call: Reserve
     many: GrantedMany
-    paths: Sequence[Path]
+    paths: Paths
     checksums: NDArray[np.uint64]
 
 
@@ -121,17 +121,20 @@ class Asides:
         begins = [] if held is None else self._begins(call)
         if held is None or not begins or not ready_at_once(books, call, begins):
             return None
-        whole = Path(call.keys.fingerprints, None, _places(held), books.next_generations(len(ids)))
-        paths = [
-            whole.part(begin, end, self._above(call, begin))
-            for begin, end in pairwise([*begins, len(ids)])
-        ]
-        planned = Planned(call, self._told(call, ids[0], whole, paths), paths, checksums)
+        ends = [*begins[1:], len(ids)]
+        paths = Paths(
+            call.keys.fingerprints,
+            _places(held),
+            books.next_generations(len(ids)),
+            lengths=[end - begin for begin, end in zip(begins, ends, strict=True)],
+            parents=[self._above(call, begin) for begin in begins],
+        )
+        planned = Planned(call, self._told(call, ids[0], paths), paths, checksums)
         for id_ in ids:
             del self._held[id_]
-        self._count(call.session, -int(whole.places.units.sum()))
+        self._count(call.session, -int(paths.places.units.sum()))
         self._planned.append(planned)
-        self._planned_paths += len(paths)
+        self._planned_paths += len(begins)
         return planned
 
     def settle(self, now_s: float) -> list[tuple[Reserve, Rows]]:
@@ -146,10 +149,10 @@ class Asides:
 
     def _put(self, planned: Sequence[Planned], now_s: float) -> Iterator[tuple[Reserve, Rows]]:
         ns, length = planned[0].call.ns, planned[0].many.length
-        paths = [path for each in planned for path in each.paths]
-        laid = lay_paths(self._books, ns, paths, length)
+        laid = lay_paths(self._books, ns, [each.paths for each in planned], length)
         checksums = np.concatenate([each.checksums for each in planned])
-        make_ready(self._books, ns, laid, checksums, [len(path) for path in paths], now_s)
+        lengths = [count for each in planned for count in each.paths.lengths]
+        make_ready(self._books, ns, laid, checksums, lengths, now_s)
         begin = 0
         for each in planned:
             end = begin + len(each.many)
@@ -178,32 +181,31 @@ class Asides:
         can = above < 0 or can_follow(books, books.layouts[call.ns], above)
         return parent if can else None
 
-    def _told(self, call: Reserve, first: int, whole: Path, paths: Sequence[Path]) -> GrantedMany:
+    def _told(self, call: Reserve, first: int, paths: Paths) -> GrantedMany:
         """Also notes how deep they are, for paths that go on below."""
-        books, known, count = self._books, self._depths, len(whole)
-        parents = np.zeros((count, 2), dtype=np.uint64)
-        parents[1:] = whole.fingerprints[:-1]
-        depths: list[int] = []
-        for path in paths:
-            depth, parent = 0, path.parent
+        books, known = self._books, self._depths
+        parents = np.zeros((len(paths), 2), dtype=np.uint64)
+        parents[1:] = paths.fingerprints[:-1]
+        names, depths = named(paths.fingerprints), list[int]()
+        for parent, count in zip(paths.parents, paths.lengths, strict=True):
+            depth, begin = 0, len(depths)
             if parent is not None:
                 known[parent] = self._depth(parent)
                 depth = 1 + known[parent]
-            parents[len(depths)] = parent or (0, 0)
-            mine = range(depth, depth + len(path))
-            known.update(zip(named(path.fingerprints), mine, strict=True))
-            depths += mine
+            parents[begin] = parent or (0, 0)
+            depths += range(depth, depth + count)
+            known.update(zip(names[begin : begin + count], depths[begin:], strict=True))
         deep = np.array(depths, dtype=np.int64)
         heats = np.where(deep < books.sink_blocks(call.ns), int(Heat.SINK), int(Heat.COLD))
         return GrantedMany(
             first_fill=first,
             first_key=0,
-            fingerprints=whole.fingerprints,
+            fingerprints=paths.fingerprints,
             parents=parents,
             depths=deep,
             heats=heats.astype(np.uint8),
-            generations=whole.generations,
-            places=whole.places,
+            generations=paths.generations,
+            places=paths.places,
             valid_tokens=books.layouts[call.ns].spec.block_tokens,
             length=int(call.sizes[0, 0]),
         )

@@ -38,23 +38,18 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """New plain blocks, each the child of the one before, the first below `parent`, None where it is a root; and where their bytes lie."""
+class Paths:
+    """New plain blocks of some paths, one path behind the other, and where their bytes lie. Each block is the child of the one before, the first of a
+    path of what `parents` tells, None where it is a root; `lengths`: blocks of each."""
 
     fingerprints: Fingerprints
-    parent: Fingerprint | None
     places: Places
     generations: NDArray[np.uint64]
+    lengths: list[int]
+    parents: list[Fingerprint | None]
 
     def __len__(self) -> int:
         return len(self.fingerprints)
-
-    def part(self, begin: int, end: int, parent: Fingerprint | None) -> "Path":
-        if end - begin == len(self):
-            return Path(self.fingerprints, parent, self.places, self.generations)
-        mine = slice(begin, end)
-        places = Places(*(column[mine] for column in self.places))
-        return Path(self.fingerprints[mine], parent, places, self.generations[mine])
 
 
 def plain_from(books: Books, call: Reserve) -> int:
@@ -120,20 +115,21 @@ def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float)
     return laid
 
 
-def lay_paths(books: Books, ns: NamespaceId, paths: Sequence[Path], length: int) -> Laid:
-    """Rows for the blocks of some paths, in their order: a later one may begin below an earlier one's block."""
+def lay_paths(books: Books, ns: NamespaceId, put: Sequence[Paths], length: int) -> Laid:
+    """Rows for the blocks of puts, in their order: a later path may begin below an earlier one's block."""
     layout = books.layouts[ns]
-    fingerprints = np.concatenate([path.fingerprints for path in paths])
-    generations = np.concatenate([path.generations for path in paths])
-    places = Places(*map(np.concatenate, zip(*(path.places for path in paths), strict=True)))
-    lengths = [len(path) for path in paths]
+    fingerprints = np.concatenate([each.fingerprints for each in put])
+    generations = np.concatenate([each.generations for each in put])
+    places = Places(*map(np.concatenate, zip(*(each.places for each in put), strict=True)))
+    lengths = [count for each in put for count in each.lengths]
+    parents = [parent for each in put for parent in each.parents]
     blocks = _blocks(books, layout, fingerprints, generations)
     pieces = _copies(books, layout, blocks, places, length, lengths)
     begin = 0
-    for path, count in zip(paths, lengths, strict=True):
+    for parent, count in zip(parents, lengths, strict=True):
         above = -1
-        if path.parent is not None:
-            above = books.ensure_block(ns, path.parent, layout.spec.block_tokens)
+        if parent is not None:
+            above = books.ensure_block(ns, parent, layout.spec.block_tokens)
         is_child = above >= 0 and can_follow(books, layout, above)
         _put_below(books, layout, blocks[begin : begin + count], above if is_child else -1)
         if above >= 0 and not is_child:
