@@ -25,7 +25,7 @@ class Contestant:
 
 COPY, COPY_2, SHARED, HASHED = "memory copy", "memory copy, 2 threads", "shm copy", "copy + xxh3"
 REDIS = "Redis"
-OURS, VIEWS = "kvstored", "kvstored views"
+OURS, VIEWS, POSTED = "kvstored", "kvstored views", "kvstored posted"
 LEASED, UNCHECKED = "kvstored leased", "kvstored leased, unchecked"
 OURS_COLD = "kvstored, disk"
 
@@ -43,6 +43,7 @@ CONTESTANTS = (
     Contestant("OpenLake", "openlake", kind=Kind.PEER),
     Contestant("LMCache", "lmcache", kind=Kind.PEER),
     Contestant(OURS, "ours", "default", kind=Kind.OURS),
+    Contestant(POSTED, "ours", "posted", kind=Kind.OURS, verbs=(PUT,)),
     Contestant(LEASED, "ours", "leased", kind=Kind.OURS, verbs=(GET,)),
     Contestant(UNCHECKED, "ours", "unchecked", kind=Kind.OURS, verbs=(GET,)),
     Contestant(VIEWS, "ours", "views", kind=Kind.OURS, verbs=(GET,)),

@@ -10,6 +10,7 @@ from bench.peers.contestants import (
     LEASED,
     OURS,
     OURS_COLD,
+    POSTED,
     REDIS,
     UNCHECKED,
     VIEWS,
@@ -77,15 +78,16 @@ def behind(figures: Sequence[Figure]) -> list[str]:
     for shape, medium, verb in of.cells():
         ours = of.contestants(shape, medium, verb, Kind.OURS)
         peers = of.contestants(shape, medium, verb, Kind.PEER)
-        copying = [figure for figure in ours if figure.contestant != VIEWS]
+        copying = [figure for figure in ours if figure.contestant not in (VIEWS, POSTED)]
         if not copying or not peers:
             continue
         best = max(copying, key=lambda figure: figure.rate)
-        lines += [
-            f"{verb} {shape.words}, {shape.clients} clients: {peer.contestant} {peer.rate / best.rate:.2f}x"
-            for peer in sorted(peers, key=lambda figure: -figure.rate)
-            if peer.rate > best.rate
-        ]
+        posted = of.of(POSTED, shape, verb, medium)
+        for peer in sorted(peers, key=lambda figure: -figure.rate):
+            if peer.rate > best.rate:
+                ahead = f"{peer.contestant} {peer.rate / best.rate:.2f}x"
+                beside = f" ({peer.rate / posted.rate:.2f}x of posted)" if posted else ""
+                lines.append(f"{verb} {shape.words}, {shape.clients} clients: {ahead}{beside}")
     return lines
 
 
@@ -127,12 +129,14 @@ def _puts(of: Figures) -> list[Checked]:
     for size in (4 * KIB, 64 * KIB):
         shape = Shape(size, 1, 1)
         peers = [figure.p50_s for figure in of.contestants(shape, WARM, PUT, Kind.PEER)]
-        best = _over(_p50(of.of(OURS, shape, PUT)), min(peers, default=None))
-        made.append(_most(f"put {shape.words}: p50 / fastest peer", 1.0, best))
+        for name, ours in ((OURS, "put"), (POSTED, "post")):
+            best = _over(_p50(of.of(name, shape, PUT)), min(peers, default=None))
+            made.append(_most(f"{ours} {shape.words}: p50 / fastest peer", 1.0, best))
     for batch, least in ((64, 0.8), (1, 0.6)):
         shape = Shape(MIB, batch, 1)
-        ratio = _ratio(of.of(OURS, shape, PUT))
-        made.append(_least(f"put {shape.words} / shm copy", least, ratio))
+        for name, ours in ((OURS, "put"), (POSTED, "post")):
+            ratio = _ratio(of.of(name, shape, PUT))
+            made.append(_least(f"{ours} {shape.words} / shm copy", least, ratio))
     return made
 
 

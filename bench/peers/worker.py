@@ -117,6 +117,8 @@ class Session:
         until = begun + budget_s
         while len(taken) < least or (len(taken) < most and time.monotonic() < until):
             taken.append(step())
+        if what == "put":
+            taken = cell.settled(taken)
         # between puts keys are made and blocks stamped, which is no store's time
         wall_s = sum(taken) if what == "put" else time.monotonic() - begun
         return {"times": taken, "wall_s": wall_s}
@@ -172,6 +174,7 @@ class Cell:
     def fill(self) -> None:
         for _ in self._keys:
             self.put()
+        self.store.settle()
 
     def drop(self) -> None:
         """Forgets all sets, so that the puts that follow need not."""
@@ -187,6 +190,7 @@ class Cell:
         done = 0
         while done < size_bytes and time.monotonic() < until:
             self.put()
+            self.store.settle()
             self.get_set((self._puts - 1) % len(self._keys))
             done += batch_bytes
         for _ in range(len(self._keys)):
@@ -206,6 +210,14 @@ class Cell:
         taken = time.perf_counter() - begun
         self._keys[at], self._stamps[at] = keys, self._puts
         return taken
+
+    def settled(self, taken: list[float]) -> list[float]:
+        """Where puts return before they are stored, each has its share of all the time until they are."""
+        begun = time.perf_counter()
+        if not self.store.settle():
+            return taken
+        whole_s = sum(taken) + time.perf_counter() - begun
+        return [whole_s / len(taken)] * len(taken)
 
     def get(self) -> float:
         self._gets += 1

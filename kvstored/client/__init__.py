@@ -14,6 +14,7 @@ from kvstored.client.results import (
     Located,
     OptimisticReads,
     Pinned,
+    Posted,
     PutResult,
 )
 from kvstored.client.scatter import Gather
@@ -81,6 +82,7 @@ __all__ = [
     "OptimisticReads",
     "PermissionDenied",
     "Pinned",
+    "Posted",
     "PrefillRun",
     "PutResult",
     "ReadStatus",

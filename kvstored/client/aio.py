@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from kvstored.client.client import Client
 from kvstored.client.keys import ExtraKeys, Keys
 from kvstored.client.namespace import Namespace
+from kvstored.client.results import Posted
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens
 from kvstored.core.types import NamespaceSpec
@@ -63,6 +64,9 @@ class AsyncClient:
         return await self.run(
             functools.partial(self._client.call, name, request, response, timeout_s)
         )
+
+    async def flush(self, timeout_s: float | None = None) -> Posted:
+        return await self.run(functools.partial(self._client.flush, timeout_s))
 
     async def run(self, call: Callable[[], T]) -> T:
         """Any blocking call on this client's threads."""
@@ -118,6 +122,7 @@ class AsyncNamespace:
     match = _async(Namespace.match)
     locate = _async(Namespace.locate)
     put = _async(Namespace.put)
+    post = _async(Namespace.post)
     put_from = _async(Namespace.put_from)
     replace_if = _async(Namespace.replace_if)
     get = _async(Namespace.get)

@@ -3,6 +3,8 @@
 import os
 import threading
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self, TypeVar
@@ -12,12 +14,13 @@ from google.protobuf.message import Message
 from kvstored.client.address import default_address
 from kvstored.client.bulk import BulkPool
 from kvstored.client.channel import LocalChannel
-from kvstored.client.links import Link, Transport, opened
+from kvstored.client.links import Link, Post, Transport, opened
 from kvstored.client.local_transport import LocalTransport
 from kvstored.client.namespace import Namespace
 from kvstored.client.remote import RemoteTransport
-from kvstored.client.results import OptimisticReads
+from kvstored.client.results import OptimisticReads, Posted
 from kvstored.clock import Clock, SystemClock
+from kvstored.core.calls import FillStatus
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument, KvstoredError, Unavailable
 
@@ -60,6 +63,8 @@ class Client:
         self._clock = clock or SystemClock()
         self._is_closed = False
         self._settling = threading.Lock()
+        self._put: Counter[FillStatus] = Counter()
+        """What became of blocks that were to be posted and had to be put."""
         self._start()
         _clients.add(self)
 
@@ -90,6 +95,19 @@ class Client:
         """The token of this client's session, for `call`."""
         with self.link(timeout_s) as link:
             return link.session.token
+
+    def flush(self, timeout_s: float | None = None) -> Posted:
+        """Waits until what was posted is stored, or is known not to be; what became of it since the last flush."""
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        found = Counter[FillStatus]() if self._is_closed else self._transport.flush(wait_s)
+        put, self._put = self._put, Counter()
+        return Posted(found + put)
+
+    def may_post(self, post: Post, timeout_s: float) -> bool:
+        return self._is_settled and not self._is_closed and self._transport.post(post, timeout_s)
+
+    def posted(self, status: Sequence[FillStatus]) -> None:
+        self._put.update(status)
 
     def optimistic_reads(self) -> OptimisticReads:
         """What became of keys that were looked for without a message, since this client was made; zeros over gRPC."""
@@ -126,6 +144,7 @@ class Client:
         self._transport.forked()
         if not self._is_closed:
             self._settling = threading.Lock()
+            self._put = Counter()
             self._start()
 
     def _start(self) -> None:

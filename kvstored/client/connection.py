@@ -60,7 +60,7 @@ class Connection:
         self._clock: Clock | None = None
         self._busy_poll_s = 0.0
         self._is_soon = True
-        self._owed: Callable[[], None] | None = None
+        self._owed: tuple[Callable[[], None], Callable[[], None]] | None = None
         try:
             self._socket.settimeout(connect_timeout_s)
             self._socket.connect(path)
@@ -126,24 +126,28 @@ class Connection:
         response: type[Response],
         taken: Callable[[Response], None],
         timeout_s: float,
+        *,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """Sends a call whose answer nobody waits for: it is taken before the next call is sent. A refusal is forgotten."""
+        """Sends a call whose answer nobody waits for: it is taken before the next call is sent."""
         self.collect()
         self.begin(name, request, timeout_s)
         self._is_idle = True
-        self._owed = lambda: taken(self.end(name, response))
+        self._owed = lambda: taken(self.end(name, response)), refused
 
     def collect(self) -> None:
         """Takes the answer that is owed, waiting for it if need be."""
-        take, self._owed = self._owed, None
-        if take is None:
+        owed, self._owed = self._owed, None
+        if owed is None:
             return
+        take, refused = owed
         self._is_idle = False
         try:
             take()
         except KvstoredError:
             if not self._is_idle:  # no refusal but a broken connection
                 raise
+            refused()
 
     def segment(self, segment: int, timeout_s: float) -> tuple[pb.SegmentResponse, int]:
         """The segment's facts and a descriptor, which is the caller's to close."""

@@ -1,5 +1,6 @@
 """What a namespace asks of its transport: the shape that local and remote links share."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from kvstored.client.results import Block, GetResult, OpenedNamespace, Optimisti
 from kvstored.client.rows import Rows
 from kvstored.client.scatter import Gather
 from kvstored.core.calls import FillStatus, ReadStatus
+from kvstored.core.hints import NO_HINT, Hint
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
 from kvstored.pb import kvstored_pb2 as pb
@@ -31,6 +33,26 @@ class Plain:
     namespace: bytes
     seed: int
     block_bytes: int
+
+
+class Said(NamedTuple):
+    """What a put says of all its blocks."""
+
+    shard: int = 0
+    ends_path: bool = True
+    request_id: bytes = b""
+    fill_ttl_s: float = 0
+    hint: Hint = NO_HINT
+
+
+class Post(NamedTuple):
+    """Full blocks of a plain namespace that nobody waits for, one array each. `session`: in which the namespace is open."""
+
+    session: Session
+    plain: Plain
+    keys: Keys
+    sources: Sequence[Bytes]
+    hint: Hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +183,14 @@ class Linked(Protocol):
 
     def link(self, timeout_s: float | None) -> AbstractContextManager[Link]: ...
 
+    def may_post(self, post: Post, timeout_s: float) -> bool:
+        """Whether it is on its way; else it has to be put."""
+        ...
+
+    def posted(self, status: Sequence[FillStatus]) -> None:
+        """What became of blocks that were to be posted and had to be put."""
+        ...
+
 
 def opened(
     link: Link, spec: NamespaceSpec, timeout_s: float, *, supersede: bool
@@ -179,6 +209,14 @@ class Transport(Protocol):
         """Ends the session."""
 
     def optimistic_reads(self) -> OptimisticReads: ...
+
+    def post(self, post: Post, timeout_s: float) -> bool:
+        """Whether it is on its way: its bytes were taken, and the daemon hears of them within moments. Else nothing was done."""
+        ...
+
+    def flush(self, timeout_s: float) -> Counter[FillStatus]:
+        """Waits for what is on its way; what became of blocks since the last time."""
+        ...
 
     def forked(self) -> None:
         """In the child of a fork: lets go of what the parent uses, without a word to the daemon."""

@@ -8,12 +8,13 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from kvstored.client.aside import AsidePuts
+from kvstored.client.aside import AsidePuts, Filled
 from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.gpu import Pool, Pools, blocks_on_gpu
-from kvstored.client.links import GetCall, Glance, Leased, PutPart, milliseconds
+from kvstored.client.hints import hint_message
+from kvstored.client.links import GetCall, Glance, Leased, Post, PutPart, milliseconds
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.reserved import ReservedPuts
 from kvstored.client.results import Blocks, GetResult
@@ -34,6 +35,7 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import (
     PackedPieces,
     Pieces,
+    pack_keys,
     pack_u64,
     unpack_pieces,
     unpack_table,
@@ -114,15 +116,45 @@ class LocalDataLink:
         part, plain = parts[0], parts[0].plain
         if len(parts) > 1 or plain is None:
             return reserved.put(parts, timeout_s)
-        asides = AsidePuts(self.borrowed, self._copier, self._mapped)
-        is_stored = not self._optimistic.may_show(
-            self.borrowed, plain.seed, part.request.keys, timeout_s
+        keys = part.request.keys
+        may_be_new = bool(keys.extra_keys) or not self._optimistic.may_show(
+            self.borrowed, plain.seed, keys.packed, keys.key_bytes, timeout_s
         )
-        is_stored = is_stored and asides.put(part, plain, self._clock.elapsed_s(), timeout_s)
+        is_stored = may_be_new and self._asides().put(
+            part, plain, self._clock.elapsed_s(), timeout_s
+        )
         stored = [FillStatus.COMMITTED] * part.keys
         status = stored if is_stored else reserved.put(parts, timeout_s)
         self.borrowed.stock.restock(plain.namespace, part.keys, plain.block_bytes, timeout_s)
         return status
+
+    def fill(self, post: Post, timeout_s: float) -> Filled | None:
+        """Blocks that the projection does not show, copied to places set aside; None where they have to be put."""
+        packed, key_bytes = pack_keys(post.keys.keys)
+        if self._optimistic.may_show(self.borrowed, post.plain.seed, packed, key_bytes, timeout_s):
+            return None
+        return self._asides().fill(post, self._clock.elapsed_s(), timeout_s)
+
+    def put_again(self, filled: Filled, timeout_s: float) -> list[FillStatus]:
+        """Blocks of `fill` that the daemon did not take, reserved now; their places are free again."""
+        namespace = filled.plain.namespace
+        request = pb.ReserveRequest(
+            session=self.session.token,
+            namespace=namespace,
+            keys=filled.keys.message(),
+            ends_path=True,
+            hint=hint_message(filled.hint),
+            content_keys=b"".join(filled.keys.content_keys),
+        )
+        try:
+            sources = self._asides().extents(filled.places, timeout_s)
+            reserved = ReservedPuts(self.borrowed, self._copier, self._mapped)
+            return reserved.put([PutPart(request, sources, len(filled.keys))], timeout_s)
+        finally:
+            self.borrowed.stock.put_back(namespace, filled.places)
+
+    def _asides(self) -> AsidePuts:
+        return AsidePuts(self.borrowed, self._copier, self._mapped)
 
     # ---- get
 

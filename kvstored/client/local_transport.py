@@ -1,5 +1,6 @@
 """What the links of one client to the daemon on its own host share: the channel, the mapped segments, the copying threads."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -9,13 +10,15 @@ from kvstored.client.copying import Copier
 from kvstored.client.gpu import Pools
 from kvstored.client.keys import Keys
 from kvstored.client.lending import Borrowed
-from kvstored.client.links import GetCall
+from kvstored.client.links import GetCall, Post
 from kvstored.client.local import LocalDataLink
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.parts import LINKS, got_in_turns, within
+from kvstored.client.posted import Posts
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.segments import Segments
+from kvstored.core.calls import FillStatus
 from kvstored.errors import KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 
@@ -31,6 +34,7 @@ class LocalTransport:
         self._pools = Pools()
         self._copier = Copier(copy_threads)
         self._optimistic = Optimistic(self._segments, self._copier, Reports(self._tell_read))
+        self._posts = Posts(self, channel.clock)
 
     def link(self, timeout_s: float) -> AbstractContextManager[LocalDataLink]:
         return Borrowed(self, timeout_s)
@@ -73,10 +77,17 @@ class LocalTransport:
     def give_back(self, lent: LocalDataLink) -> None:
         self._channel.give_back(lent.borrowed)
 
+    def post(self, post: Post, timeout_s: float) -> bool:
+        return self._posts.post(post, timeout_s)
+
+    def flush(self, timeout_s: float) -> Counter[FillStatus]:
+        return self._posts.flush(timeout_s)
+
     def optimistic_reads(self) -> OptimisticReads:
         return replace(self._optimistic.reads, untold=self._optimistic.reports.untold)
 
     def close(self) -> None:
+        self._posts.close(_TELL_S)
         self._optimistic.reports.close()
         self._channel.close()
         self._segments.clear()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvstored.client.channel import Session
 from kvstored.client.hints import hint_message
@@ -13,7 +13,9 @@ from kvstored.client.links import (
     Leased,
     Linked,
     Plain,
+    Post,
     PutPart,
+    Said,
     milliseconds,
 )
 from kvstored.client.namespace_calls import NamespaceCalls
@@ -38,16 +40,6 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_u64
 
 Piece = TypeVar("Piece", bound=Sized)
-
-
-class Said(NamedTuple):
-    """What a put says of all its blocks."""
-
-    shard: int = 0
-    ends_path: bool = True
-    request_id: bytes = b""
-    fill_ttl_s: float = 0
-    hint: Hint = NO_HINT
 
 
 class Namespace(NamespaceCalls):
@@ -100,6 +92,25 @@ class Namespace(NamespaceCalls):
         ) as link:  # not _link: its generator costs a few microseconds
             self._open_in(link, wait_s)
             return PutResult(tuple(link.put(parts, wait_s)))
+
+    def post(
+        self, keys: Keys, rows: Rows, *, hint: Hint = NO_HINT, timeout_s: float | None = None
+    ) -> None:
+        """As `put`, without waiting for what becomes of it: the arrays may change as soon as this returns, and `Client.flush` tells.
+
+        On the daemon's host the blocks are readable, by this client too, within a few milliseconds, or after `flush`; what is lost with the
+        daemon, or with this process, until then was never stored. Blocks that need more than a copy (partial ones, several groups, no room yet) are
+        put, and so are all of a daemon elsewhere.
+        """
+        sources = sources_of(rows, keys, self._required)
+        plain = None if keys.extra_keys else self._plain(keys, sources)
+        wait_s = self._timeout_s(timeout_s)
+        if plain is not None and keys:
+            whole = [source for source in sources if source is not None]
+            post = Post(self._opened_in, plain, keys, whole, hint)
+            if self._client.may_post(post, wait_s):
+                return
+        self._client.posted(self.put(keys, rows, hint=hint, timeout_s=wait_s).status)
 
     def put_from(
         self,

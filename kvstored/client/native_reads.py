@@ -97,7 +97,7 @@ class NativeReads:
         ranges: native.Ranges,
         verdicts: bytearray,
     ) -> None:
-        past_cache = goes_past_cache(total_bytes)
+        past_cache = goes_past_cache(total_bytes, inward=False)
 
         def read(first: int, last: int) -> list[int]:
             self._copies.read(

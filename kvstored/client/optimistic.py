@@ -23,7 +23,6 @@ from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
 from kvstored.core.types import Layout, NamespaceId, NamespaceSpec, TierId
 from kvstored.errors import KvstoredError
-from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import Pieces
 
 _HIT, _MISS = ReadStatus.HIT, ReadStatus.MISS
@@ -196,10 +195,12 @@ class Optimistic:
             corrupt=0,
         )
 
-    def may_show(self, link: LocalLink, seed: int, keys: pb.Keys, timeout_s: float) -> bool:
-        """Whether the projection has any of these keys, as far as that is known: keys under extra keys are others there."""
-        index = None if keys.extra_keys else self._index(link, timeout_s)
-        return index is not None and index.may_have(keys.packed, keys.key_bytes, seed)
+    def may_show(
+        self, link: LocalLink, seed: int, packed: bytes, key_bytes: int, timeout_s: float
+    ) -> bool:
+        """Whether the projection has any of these keys, as far as that is known."""
+        index = self._index(link, timeout_s)
+        return index is not None and index.may_have(packed, key_bytes, seed)
 
     def _index(self, link: LocalLink, timeout_s: float) -> Index | None:
         known = self._of

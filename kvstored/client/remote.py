@@ -4,6 +4,7 @@ The only module of the client that loads grpc, and only when a client is made fo
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from kvstored.client.bulk import BulkConnection, BulkPool
 from kvstored.client.channel import PROTOCOL, Session
 from kvstored.client.copying import Bytes, checksum_of
 from kvstored.client.frames import Frames, offered
-from kvstored.client.links import GetCall, Glance, Leased, PutPart
+from kvstored.client.links import GetCall, Glance, Leased, Post, PutPart
 from kvstored.client.nearby import reachable_socket
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import blocks_of, outputs_of, sizes_of
@@ -98,6 +99,13 @@ class RemoteTransport:
 
     def optimistic_reads(self) -> OptimisticReads:
         return OptimisticReads()
+
+    def post(self, post: Post, timeout_s: float) -> bool:
+        """Never: there is no memory of the daemon to leave bytes in."""
+        return False
+
+    def flush(self, timeout_s: float) -> Counter[FillStatus]:
+        return Counter()
 
     def close(self) -> None:
         if self._bulk is not None:

@@ -1,6 +1,6 @@
 """What calls of a client answer. A miss, a block that is there already, a full store: results, not errors."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,31 @@ class PutResult:
     @property
     def stored(self) -> int:
         """Keys that are there now, by this put or before it."""
+        return self.committed + self.present
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What became of blocks that were posted, by how many had each status of a PutResult."""
+
+    status: Mapping[FillStatus, int]
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.status.values())
+
+    @property
+    def committed(self) -> int:
+        return self.status.get(FillStatus.COMMITTED, 0)
+
+    @property
+    def present(self) -> int:
+        """Keys that were there before."""
+        return self.status.get(FillStatus.PRESENT, 0)
+
+    @property
+    def stored(self) -> int:
+        """Keys that are there now, by a post or before it."""
         return self.committed + self.present
 
 

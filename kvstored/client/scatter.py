@@ -166,7 +166,7 @@ def _carried(
     given = [
         (walk.shared, spread, walk.ranges) for walk, spread in zip(walks, spreads, strict=True)
     ]
-    past_cache = goes_past_cache(sum(sizes))
+    past_cache = goes_past_cache(sum(sizes), inward=inward)
     return copier.in_shares(
         sizes, lambda a, b: copies.copy_walks(given[a:b], inward, summed, past_cache)
     )

@@ -18,12 +18,12 @@ from kvstored.core.columnar import FreedMany, GrantedMany, Places, named, no_pla
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
 from kvstored.core.plain import (
-    Path,
+    Paths,
     can_follow,
     lay_paths,
     make_ready,
     parent_of,
-    plain_from,
+    paths_from,
     ready_at_once,
 )
 from kvstored.core.quarantine import Quarantine
@@ -61,7 +61,7 @@ class Planned:
 
     call: Reserve
     many: GrantedMany
-    path: Path
+    paths: Paths
     checksums: NDArray[np.uint64]
 
 
@@ -78,6 +78,7 @@ class Asides:
         self._held: dict[int, Held] = {}
         self._units: Counter[int] = Counter()
         self._planned: list[Planned] = []
+        self._planned_paths = 0
         self._depths: dict[Fingerprint, int] = {}
         """Of the blocks that are planned, and of those above them that will stand in because nobody knows them."""
 
@@ -108,7 +109,7 @@ class Asides:
     @property
     def planned_work(self) -> int:
         """Of `settle`, in what one block more of a path takes: a path takes several."""
-        return len(self._depths) + PATH_WORK * len(self._planned)
+        return len(self._depths) + PATH_WORK * self._planned_paths
 
     def plan(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
@@ -117,26 +118,29 @@ class Asides:
         the blocks are not plain, a place is not this session's. Any number may be planned, one below the other too, until `settle`, which
         comes before anything else looks at the books."""
         books, held = self._books, self._mine(call, ids)
-        if held is None or not self._are_new(call) or not ready_at_once(books, call):
+        begins = [] if held is None else self._begins(call)
+        if held is None or not begins or not ready_at_once(books, call, begins):
             return None
-        places = _places(held)
-        path = Path(
-            call.keys.fingerprints, self._parent(call), places, books.next_generations(len(ids))
+        ends = [*begins[1:], len(ids)]
+        paths = Paths(
+            call.keys.fingerprints,
+            _places(held),
+            books.next_generations(len(ids)),
+            lengths=[end - begin for begin, end in zip(begins, ends, strict=True)],
+            parents=[self._above(call, begin) for begin in begins],
         )
-        if path.parent is not None:
-            self._depths[path.parent] = self._depth(path.parent)
-        planned = Planned(call, self._told(call, ids[0], path), path, checksums)
+        planned = Planned(call, self._told(call, ids[0], paths), paths, checksums)
         for id_ in ids:
             del self._held[id_]
-        self._count(call.session, -int(places.units.sum()))
-        depths = planned.many.depths.tolist()
-        self._depths.update(zip(named(path.fingerprints), depths, strict=True))
+        self._count(call.session, -int(paths.places.units.sum()))
         self._planned.append(planned)
+        self._planned_paths += len(begins)
         return planned
 
     def settle(self, now_s: float) -> list[tuple[Reserve, Rows]]:
         """The books of all that was planned, in its order: each call with its blocks."""
         planned, self._planned = self._planned, []
+        self._planned_paths = 0
         self._depths.clear()
         done: list[tuple[Reserve, Rows]] = []
         for _, together in groupby(planned, key=lambda each: each.call.ns):
@@ -145,57 +149,63 @@ class Asides:
 
     def _put(self, planned: Sequence[Planned], now_s: float) -> Iterator[tuple[Reserve, Rows]]:
         ns, length = planned[0].call.ns, planned[0].many.length
-        laid = lay_paths(self._books, ns, [each.path for each in planned], length)
+        laid = lay_paths(self._books, ns, [each.paths for each in planned], length)
         checksums = np.concatenate([each.checksums for each in planned])
-        lengths = [len(each.many) for each in planned]
+        lengths = [count for each in planned for count in each.paths.lengths]
         make_ready(self._books, ns, laid, checksums, lengths, now_s)
         begin = 0
-        for each, count in zip(planned, lengths, strict=True):
-            yield each.call, laid.blocks[begin : begin + count]
-            begin += count
+        for each in planned:
+            end = begin + len(each.many)
+            yield each.call, laid.blocks[begin:end]
+            begin = end
 
-    def _are_new(self, call: Reserve) -> bool:
-        """Whether these are plain blocks that nobody knows, each the child of the one before."""
+    def _begins(self, call: Reserve) -> list[int]:
+        """Where its paths begin, if these are plain blocks that nobody knows; else nothing."""
         books = self._books
         if len(call.keys) > 1:
-            if plain_from(books, call, least=1):
-                return False
-            names = named(call.keys.fingerprints) if self._depths else []
-            return self._depths.keys().isdisjoint(names)
+            begins = paths_from(books, call)
+            names = named(call.keys.fingerprints) if begins and self._depths else []
+            return begins if self._depths.keys().isdisjoint(names) else []
         if call.last_valid_tokens or not books.layouts[call.ns].is_plain:
-            return False
+            return []
         low, high = call.keys.fingerprints[0].tolist()
         is_known = (low, high) in self._depths or books.index.find_one((low, high)) >= 0
-        return not is_known and WRITE_TIER not in books.recovering
+        return [] if is_known or WRITE_TIER in books.recovering else [0]
 
-    def _parent(self, call: Reserve) -> Fingerprint | None:
-        """None where that is no block to follow."""
-        if not call.parents.known[0]:
+    def _above(self, call: Reserve, i: int) -> Fingerprint | None:
+        """What key i is below; None where that is no block to follow."""
+        if not call.parents.known[i]:
             return None
-        books, parent = self._books, parent_of(call)
+        books, parent = self._books, parent_of(call, i)
         above = books.index.find_one(parent)
         can = above < 0 or can_follow(books, books.layouts[call.ns], above)
         return parent if can else None
 
-    def _told(self, call: Reserve, first: int, path: Path) -> GrantedMany:
-        books, count = self._books, len(path.fingerprints)
-        parents = np.zeros((count, 2), dtype=np.uint64)
-        parents[1:] = path.fingerprints[:-1]
-        depth = 0
-        if path.parent is not None:
-            parents[0] = path.parent
-            depth = 1 + self._depths[path.parent]
-        depths = np.arange(depth, depth + count, dtype=np.int64)
-        heats = np.where(depths < books.sink_blocks(call.ns), int(Heat.SINK), int(Heat.COLD))
+    def _told(self, call: Reserve, first: int, paths: Paths) -> GrantedMany:
+        """Also notes how deep they are, for paths that go on below."""
+        books, known = self._books, self._depths
+        parents = np.zeros((len(paths), 2), dtype=np.uint64)
+        parents[1:] = paths.fingerprints[:-1]
+        names, depths = named(paths.fingerprints), list[int]()
+        for parent, count in zip(paths.parents, paths.lengths, strict=True):
+            depth, begin = 0, len(depths)
+            if parent is not None:
+                known[parent] = self._depth(parent)
+                depth = 1 + known[parent]
+            parents[begin] = parent or (0, 0)
+            depths += range(depth, depth + count)
+            known.update(zip(names[begin : begin + count], depths[begin:], strict=True))
+        deep = np.array(depths, dtype=np.int64)
+        heats = np.where(deep < books.sink_blocks(call.ns), int(Heat.SINK), int(Heat.COLD))
         return GrantedMany(
             first_fill=first,
             first_key=0,
-            fingerprints=path.fingerprints,
+            fingerprints=paths.fingerprints,
             parents=parents,
-            depths=depths,
+            depths=deep,
             heats=heats.astype(np.uint8),
-            generations=path.generations,
-            places=path.places,
+            generations=paths.generations,
+            places=paths.places,
             valid_tokens=books.layouts[call.ns].spec.block_tokens,
             length=int(call.sizes[0, 0]),
         )

@@ -21,49 +21,49 @@ class Asked:
 
     def hit(self, blocks: Rows) -> None:
         """Blocks of one path, head to tail."""
-        self._add(blocks, ())
+        if len(blocks):
+            self._add(blocks, [0, len(blocks)], [])
 
     def stored(self, blocks: Rows) -> None:
         """Blocks that became readable by a put, each right below the one before or of another path."""
-        tree = self._tables.tree
-        cuts = [0, len(blocks)]
+        parents = self._tables.tree.parent[blocks]
+        begins = [0]
         if len(blocks) > 1:
-            is_cut = tree.parent[blocks[1:]] != blocks[:-1]
-            cuts[1:1] = (np.flatnonzero(is_cut) + 1).tolist()
-        for begin, end in pairwise(cuts):
-            run = blocks[begin:end]
-            parent = tree.parent.item(run.item(0))
-            above: tuple[int, ...] = ()
-            if parent >= 0:
-                path = tree.path(parent)[::-1]
-                above = tuple(self._lows(path))
-            self._add(run, above)
+            begins += (np.flatnonzero(parents[1:] != blocks[:-1]) + 1).tolist()
+        self._add(blocks, [*begins, len(blocks)], parents[begins].tolist())
 
     def digest(self, now_s: float) -> None:
         self.curve.digest(USES_A_STEP, now_s)
 
-    def _add(self, blocks: Rows, above: tuple[int, ...]) -> None:
-        tables = self._tables
-        if not len(blocks):
-            return
+    def _add(self, blocks: Rows, cuts: list[int], parents: list[int]) -> None:
+        """Paths between the cuts; `parents`: of the first of each, where what is above them counts too."""
+        tables, curve = self._tables, self.curve
         ns = tables.blocks.ns.item(blocks.item(0))
-        spec = tables.layouts[ns].spec
+        spec, units = tables.layouts[ns].spec, self._units_of(ns)
         tokens = tables.blocks.valid[blocks]
         depths = tables.tree.depth[blocks].astype(np.float64) * spec.block_tokens
         flops = tokens * (
             (spec.flops_base or FLOPS_A_TOKEN) + spec.flops_slope * (depths + tokens / 2)
         )
-        lows = tables.index.fingerprints[blocks, 0]
-        below = lows < self.curve.threshold if self.curve.threshold < 1 << 64 else slice(None)
-        uses = sampled(lows[below].tolist(), self._units_of(ns), flops[below].tolist(), self.curve)
-        self.curve.add(Path(uses, above if uses else ()), len(blocks), float(flops.sum()))
+        wholes = np.add.reduceat(flops, cuts[:-1]).tolist()
+        lows, ends = tables.index.fingerprints[blocks, 0], cuts
+        if curve.threshold < 1 << 64:
+            below = np.flatnonzero(lows < curve.threshold)
+            lows, flops, ends = lows[below], flops[below], np.searchsorted(below, cuts).tolist()
+        low, flop = lows.tolist(), flops.tolist()
+        for i, (begin, end) in enumerate(pairwise(ends)):
+            uses = sampled(low[begin:end], units, flop[begin:end], curve) if end > begin else ()
+            above = self._above(parents[i]) if uses and parents else ()
+            curve.add(Path(uses, above), cuts[i + 1] - cuts[i], wholes[i])
 
-    def _lows(self, blocks: Rows) -> list[int]:
-        lows = self._tables.index.fingerprints[blocks, 0]
+    def _above(self, parent: int) -> tuple[int, ...]:
+        """What is sampled of the path down to this block, from its end upwards."""
+        if parent < 0:
+            return ()
+        lows = self._tables.index.fingerprints[self._tables.tree.path(parent)[::-1], 0]
         if self.curve.threshold < 1 << 64:
             lows = lows[lows < self.curve.threshold]
-        found: list[int] = lows.tolist()
-        return found
+        return tuple(lows.tolist())
 
     def _units_of(self, ns: int) -> int:
         """Of the required groups of a full block."""

@@ -6,7 +6,6 @@ That is what an engine with one kind of KV puts all day. Everything else goes th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,19 +37,25 @@ class Laid:
     length: int
 
 
-class Path(NamedTuple):
-    """New plain blocks, each the child of the one before, the first below `parent`, None where it is a root; and where their bytes lie."""
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """New plain blocks of some paths, one path behind the other, and where their bytes lie. Each block is the child of the one before, the first of a
+    path of what `parents` tells, None where it is a root; `lengths`: blocks of each."""
 
     fingerprints: Fingerprints
-    parent: Fingerprint | None
     places: Places
     generations: NDArray[np.uint64]
+    lengths: list[int]
+    parents: list[Fingerprint | None]
+
+    def __len__(self) -> int:
+        return len(self.fingerprints)
 
 
-def plain_from(books: Books, call: Reserve, least: int = PLAIN_MIN) -> int:
-    """The first key of the plain tail of a call, or its length where there is none of at least so many keys."""
+def plain_from(books: Books, call: Reserve) -> int:
+    """The first key of the plain tail of a call, or its length where there is none that is worth it."""
     n = len(call.keys)
-    if n < least or call.last_valid_tokens or not books.layouts[call.ns].is_plain:
+    if n < PLAIN_MIN or call.last_valid_tokens or not books.layouts[call.ns].is_plain:
         return n
     if WRITE_TIER in books.recovering:
         return n
@@ -62,13 +67,34 @@ def plain_from(books: Books, call: Reserve, least: int = PLAIN_MIN) -> int:
     first = max(
         int(np.flatnonzero(~follows)[-1]), int(last_other[-1]) + 1 if len(last_other) else 0
     )
-    if n - first < least or not call.sizes[-1, 0]:
+    if n - first < PLAIN_MIN or not call.sizes[-1, 0]:
         return n
     # low halves: that two of them are equal is no reason to look closer; a path below one of its own blocks is none
     low = fingerprints[first:, 0].tolist()
     above = parents.fingerprints[first, 0].tolist() if parents.known[first] else None
     is_distinct = len({*low, above}) == n - first + 1
     return first if is_distinct else n
+
+
+def paths_from(books: Books, call: Reserve) -> list[int]:
+    """Where the paths of a call begin of which all blocks are plain, new and distinct, none of them below one that comes later; else nothing."""
+    if call.last_valid_tokens or not books.layouts[call.ns].is_plain:
+        return []
+    if WRITE_TIER in books.recovering or (call.sizes != call.sizes[0]).any():
+        return []
+    fingerprints, parents = call.keys.fingerprints, call.parents
+    if (books.index.find(fingerprints) >= 0).any():
+        return []
+    # low halves, as above
+    where = {low: i for i, low in enumerate(fingerprints[:, 0].tolist())}
+    goes_on = (parents.fingerprints[1:] == fingerprints[:-1]).all(axis=1) & parents.known[1:]
+    begins = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
+    above = parents.fingerprints[begins, 0].tolist()
+    is_below = parents.known[begins].tolist()
+    late = any(
+        k and where.get(low, -1) >= i for i, low, k in zip(begins, above, is_below, strict=True)
+    )
+    return [] if late or len(where) < len(fingerprints) else begins
 
 
 def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float) -> Laid | None:
@@ -89,20 +115,21 @@ def lay(books: Books, evictor: Evictor, call: Reserve, first: int, now_s: float)
     return laid
 
 
-def lay_paths(books: Books, ns: NamespaceId, paths: Sequence[Path], length: int) -> Laid:
-    """Rows for the blocks of some paths, in their order: a later one may begin below an earlier one's block."""
+def lay_paths(books: Books, ns: NamespaceId, put: Sequence[Paths], length: int) -> Laid:
+    """Rows for the blocks of puts, in their order: a later path may begin below an earlier one's block."""
     layout = books.layouts[ns]
-    fingerprints = np.concatenate([path.fingerprints for path in paths])
-    generations = np.concatenate([path.generations for path in paths])
-    places = Places(*map(np.concatenate, zip(*(path.places for path in paths), strict=True)))
-    lengths = [len(path.fingerprints) for path in paths]
+    fingerprints = np.concatenate([each.fingerprints for each in put])
+    generations = np.concatenate([each.generations for each in put])
+    places = Places(*map(np.concatenate, zip(*(each.places for each in put), strict=True)))
+    lengths = [count for each in put for count in each.lengths]
+    parents = [parent for each in put for parent in each.parents]
     blocks = _blocks(books, layout, fingerprints, generations)
     pieces = _copies(books, layout, blocks, places, length, lengths)
     begin = 0
-    for path, count in zip(paths, lengths, strict=True):
+    for parent, count in zip(parents, lengths, strict=True):
         above = -1
-        if path.parent is not None:
-            above = books.ensure_block(ns, path.parent, layout.spec.block_tokens)
+        if parent is not None:
+            above = books.ensure_block(ns, parent, layout.spec.block_tokens)
         is_child = above >= 0 and can_follow(books, layout, above)
         _put_below(books, layout, blocks[begin : begin + count], above if is_child else -1)
         if above >= 0 and not is_child:
@@ -230,10 +257,13 @@ def _copies(
 # ---- commit
 
 
-def ready_at_once(books: Books, call: Reserve) -> bool:
-    """Whether blocks that nobody knows yet become readable as `make_ready` does it: they are no first victims, and retire no partial block."""
-    above = books.index.find_one(parent_of(call)) if call.parents.known[0] else -1
-    return call.ns not in books.retired and above not in books.partials
+def ready_at_once(books: Books, call: Reserve, begins: Sequence[int]) -> bool:
+    """Whether blocks that nobody knows yet, of paths that begin there, become readable as `make_ready` does it: they are no first victims, and retire
+    no partial block."""
+    if call.ns in books.retired or not books.partials:
+        return call.ns not in books.retired
+    below = [i for i in begins if call.parents.known[i]]
+    return not any(books.index.find_one(parent_of(call, i)) in books.partials for i in below)
 
 
 def ready_together(books: Books, run: FillRun) -> bool:

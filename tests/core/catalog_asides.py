@@ -54,6 +54,10 @@ class AsideMachine(MovingMachine):
         if first % 4:
             new = [key for key in PATHS[path % 4] if (aside.ns, key) not in self.oracle.blocks]
             keys = tuple(new[first // 4 % 3 :][: len(mine)]) or keys
+        if first % 8 > 4:  # of several paths, their ancestors before, behind or nowhere
+            full = [key for key in PARENTS if valid_of(key) == BLOCK_TOKENS]
+            fresh = [key for key in full if (aside.ns, key) not in self.oracle.blocks] or full
+            keys = tuple((fresh * 2)[path % len(fresh) :][: len(mine)][:: 1 - path % 2 * 2])
         ids = (mine * 2)[count % len(mine) :][: len(keys)]
         parents = [PARENTS[key] for key in keys]
         last = valid_of(keys[-1]) % BLOCK_TOKENS

@@ -1,7 +1,6 @@
 """The oracle's part of places set aside for puts to come."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from kvstored.core.calls import Reason
 from kvstored.core.types import Budget
@@ -39,15 +38,17 @@ class AsideOracle(Oracle):
     def may_put_aside(
         self, session: int, ns: int, asked: Sequence[Asked], units: int, ids: Sequence[int]
     ) -> bool:
-        """Whether these are new blocks, one below the other, and a place of the session for each."""
+        """Whether these are new blocks, none below one that comes later, and a place of the session for each."""
         held = [self.asides.get(id_) for id_ in ids]
         mine = Aside(session, ns, units)
         if len(ids) != len(asked) or len(set(ids)) != len(ids) or any(a != mine for a in held):
             return False
         is_full = all(valid == self.specs[ns].block_tokens for _, _, valid in asked)
-        is_chain = all(parent == before[0] for before, (_, parent, _) in pairwise(asked))
-        is_new = not any((ns, key) in self.blocks for key, *_ in asked)
-        return is_full and is_chain and is_new and not self._is_odd(ns, asked[0][1])
+        names = [key for key, *_ in asked]
+        is_late = any(parent in names[i:] for i, (_, parent, _) in enumerate(asked))
+        is_new = not any((ns, key) in self.blocks for key in names) and len({*names}) == len(names)
+        is_odd = any(self._is_odd(ns, parent) for _, parent, _ in asked)
+        return is_full and is_new and not is_late and not is_odd
 
     def _is_odd(self, ns: int, parent: str | None) -> bool:
         """Blocks of a retired namespace, and those that make a partial one superfluous, go the other way."""

@@ -73,6 +73,10 @@ class Store(ABC):
     @abstractmethod
     def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None: ...
 
+    def settle(self) -> bool:
+        """Waits for puts that returned before they were stored; whether puts do so here."""
+        return False
+
     @abstractmethod
     def get(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None: ...
 
