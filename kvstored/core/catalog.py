@@ -233,11 +233,21 @@ class Catalog:
         self._asides.give_back(session, fills)
 
     def set_aside(
-        self, session: SessionId, ns: NamespaceId, length: int, count: int, now_s: float
+        self,
+        session: SessionId,
+        ns: NamespaceId,
+        length: int,
+        count: int,
+        now_s: float,
+        connection: int,
     ) -> SetAside:
-        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the session does."""
+        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the connection or the session does."""
         self._know(session)
-        return self._asides.set_aside(session, ns, length, count, now_s)
+        return self._asides.set_aside(session, ns, length, count, now_s, connection)
+
+    def close_connection(self, connection: int, now_s: float) -> None:
+        """What was set aside for it; all else is its session's."""
+        self._asides.close_connection(connection, now_s)
 
     def put_aside(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
