@@ -44,7 +44,8 @@ class Held(NamedTuple):
     length: int
     segment: int
     start: int
-    connection: int
+    peer: int
+    """The connection that it was asked for on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,7 @@ class Asides:
         return len(self._held)
 
     def set_aside(
-        self,
-        session: int,
-        ns: NamespaceId,
-        length: int,
-        count: int,
-        now_s: float,
-        connection: int,
+        self, session: int, ns: NamespaceId, length: int, count: int, now_s: float, peer: int
     ) -> SetAside:
         """As many of `count` places as the shares allow, evicting as a reservation does; none where they are not to be had in one extent each."""
         books, units = self._books, units_of(length)
@@ -108,7 +103,7 @@ class Asides:
         first = self._rights.next_ids(count)
         where = zip(places.segment.tolist(), places.start.tolist(), strict=True)
         for i, (segment, start) in enumerate(where):
-            self._held[first + i] = Held(session, ns, length, segment, start, connection)
+            self._held[first + i] = Held(session, ns, length, segment, start, peer)
         self._count(session, units * count)
         return SetAside(first, places, books.next_generations(count))
 
@@ -229,9 +224,9 @@ class Asides:
     def close_session(self, session: int, now_s: float) -> None:
         self._end([id_ for id_, held in self._held.items() if held.session == session], now_s)
 
-    def close_connection(self, connection: int, now_s: float) -> None:
+    def peer_left(self, peer: int, now_s: float) -> None:
         """Its session may live on, but nobody has these ids any more."""
-        mine = [id_ for id_, held in self._held.items() if held.connection == connection]
+        mine = [id_ for id_, held in self._held.items() if held.peer == peer]
         self._end(mine, now_s)
 
     def _end(self, ids: Sequence[int], now_s: float) -> None:

@@ -161,7 +161,7 @@ class Puts:
     def disconnected(self, connection: int) -> None:
         if connection in self._setting_aside:
             self._setting_aside.discard(connection)
-            self._catalog.close_connection(connection, self._shell.now_s())
+            self._catalog.asides.peer_left(connection, self._shell.now_s())
             self._shell.apply()
 
     def put_aside(

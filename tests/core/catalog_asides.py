@@ -14,16 +14,16 @@ from tests.core.desk import BLOCK_TOKENS, UNIT
 
 class AsideMachine(MovingMachine):
     @precondition(lambda self: self.is_begun)
-    @rule(ns=small, session=small, count=st.integers(0, 4), connection=st.integers(1, 3))
-    def set_aside(self, ns: int, session: int, count: int, connection: int) -> None:
+    @rule(ns=small, session=small, count=st.integers(0, 4), peer=st.integers(1, 3))
+    def set_aside(self, ns: int, session: int, count: int, peer: int) -> None:
         namer, session = self.pick(self.namers, ns), self.pick(self.sessions, session)
         length = namer.layout.spec.groups[0].bytes_per_block
         got = self.catalog.set_aside(
-            SessionId(session), namer.layout.id, length, count, self.now_s, connection
+            SessionId(session), namer.layout.id, length, count, self.now_s, peer
         )
         ids = [got.first + i for i in range(got.places.size)]
         units = length // UNIT
-        expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids, connection)
+        expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids, peer)
         assert len(ids) in (0, expected)
         self.compare()
         for i, id_ in enumerate(ids):
@@ -94,8 +94,8 @@ class AsideMachine(MovingMachine):
         self.compare()
 
     @precondition(lambda self: self.is_begun and self.oracle.asides)
-    @rule(connection=st.integers(1, 3))
-    def close_connection(self, connection: int) -> None:
-        self.catalog.close_connection(connection, self.now_s)
-        self.oracle.close_connection(connection)
+    @rule(peer=st.integers(1, 3))
+    def peer_left(self, peer: int) -> None:
+        self.catalog.asides.peer_left(peer, self.now_s)
+        self.oracle.peer_left(peer)
         self.compare()

@@ -15,7 +15,7 @@ ONE_PIECE = ((0, 0),)
 
 class AsideOracle(Oracle):
     def set_aside(
-        self, session: int, ns: int, units: int, count: int, ids: Sequence[int], connection: int
+        self, session: int, ns: int, units: int, count: int, ids: Sequence[int], peer: int
     ) -> int:
         """How many places there have to be; `ids`: of those that the catalog gave."""
         capacity = self.tiers[DRAM].capacity_units
@@ -28,7 +28,7 @@ class AsideOracle(Oracle):
         while given < count and self.room(DRAM, Budget.GLOBAL, units):
             given += 1
             id_ = held.pop(0) if held else -given  # where they are no single runs there are none
-            self.asides[id_] = Aside(session, ns, units, connection)
+            self.asides[id_] = Aside(session, ns, units, peer)
         for id_ in [id_ for id_ in self.asides if id_ < 0]:
             del self.asides[id_]
         return given
@@ -86,8 +86,8 @@ class AsideOracle(Oracle):
     def keep_asides(self, session: int) -> None:
         self._keep([id_ for id_, aside in self.asides.items() if aside.session == session])
 
-    def close_connection(self, connection: int) -> None:
-        self._keep([id_ for id_, aside in self.asides.items() if aside.connection == connection])
+    def peer_left(self, peer: int) -> None:
+        self._keep([id_ for id_, aside in self.asides.items() if aside.peer == peer])
 
     def _keep(self, ids: Sequence[int]) -> None:
         until_s = self.now_s + self.limits.quarantine_s

@@ -72,7 +72,7 @@ class Aside:
     session: int
     ns: int
     units: int
-    connection: int = field(compare=False, default=0)
+    peer: int = field(compare=False, default=0)
 
 
 @dataclass(eq=False)
