@@ -37,19 +37,24 @@ class AsidePuts:
 
     def put(self, part: PutPart, plain: Plain, now_s: float, timeout_s: float) -> bool:
         """Whether the blocks are stored. Where not, nothing was done: they have to be reserved."""
+        try:
+            return self._put(part, plain, now_s, timeout_s)
+        except BaseException:
+            # An interrupt may have come behind the answer: what became of the places is not known, and they may hold blocks that others read.
+            # So nobody writes there again: they end with the connection.
+            self._link.connection.close()
+            raise
+
+    def _put(self, part: PutPart, plain: Plain, now_s: float, timeout_s: float) -> bool:
         stock = self._link.stock
         places = stock.take(plain.namespace, part.keys, now_s)
         if places is None:
             return False
-        is_stored = False
-        try:
-            is_stored = self._stored(part, places, timeout_s)
-        finally:
-            # Without an answer it is not known what became of them: then the connection is broken, and its stock goes with it.
-            if is_stored:
-                stock.was_used(plain.namespace)
-            else:
-                stock.put_back(plain.namespace, places)
+        is_stored = self._stored(part, places, timeout_s)
+        if is_stored:
+            stock.was_used(plain.namespace)
+        else:
+            stock.put_back(plain.namespace, places)
         return is_stored
 
     def fill(self, post: Post, now_s: float, timeout_s: float) -> Filled | None:

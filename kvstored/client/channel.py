@@ -5,7 +5,7 @@ that was restarted has another epoch: that makes another session, and what was l
 """
 
 import math
-import threading
+import weakref
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from google.protobuf.message import Message
 
 from kvstored.client.connection import Connection
-from kvstored.client.lending import Borrowed, Slots
+from kvstored.client.lending import Borrowed, Slot, Slots
 from kvstored.client.stock import IDLE_S, Stock
 from kvstored.clock import Clock
 from kvstored.errors import Busy, KvstoredError, Unavailable
@@ -77,6 +77,8 @@ class LocalLink:
     session: Session
     connection: Connection
     stock: Stock = field(init=False)
+    slot: Slot | None = None
+    """While it is lent."""
 
     def __post_init__(self) -> None:
         self.stock = Stock(self.connection, self.session.token)
@@ -97,8 +99,8 @@ class LocalChannel:
         self._connect_timeout_s = connect_timeout_s
         self._slots = Slots(CONNECTIONS_MAX)
         self._idle: deque[LocalLink] = deque()
-        self._open: set[Connection] = set()
-        self._connecting = threading.Lock()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connecting = Slots(1)
         self._session: Session | None = None
         self._failures = 0
         self._retry_at_s = 0.0
@@ -112,15 +114,17 @@ class LocalChannel:
         return Borrowed(self, timeout_s)
 
     def borrow(self, timeout_s: float) -> LocalLink:
-        if not self._slots.acquire(timeout_s):
+        slot = self._slots.acquire(timeout_s)
+        if slot is None:
             raise Busy(f"all connections are in use connections={CONNECTIONS_MAX}")
-        return self._lent(timeout_s)
+        return self._lent(slot, timeout_s)
 
     def borrow_another(self, timeout_s: float) -> LocalLink | None:
         """For who has one already: None where all are in use, since two such callers could wait for each other."""
-        return self._lent(timeout_s) if self._slots.acquire(0.0) else None
+        slot = self._slots.acquire(0.0)
+        return None if slot is None else self._lent(slot, timeout_s)
 
-    def _lent(self, timeout_s: float) -> LocalLink:
+    def _lent(self, slot: Slot, timeout_s: float) -> LocalLink:
         try:
             link = self._take_idle() or self._connected(timeout_s)
             try:
@@ -130,15 +134,21 @@ class LocalChannel:
                 self._keep(link)
                 raise
         except BaseException:
-            self._slots.release()
+            self._slots.release(slot)
             raise
+        link.slot = slot
         return link
 
     def give_back(self, link: LocalLink) -> None:
+        slot, link.slot = link.slot, None
         try:
             self._keep(link)
+        except BaseException:
+            self._close(link.connection)  # an interrupt: nobody would take it any more
+            raise
         finally:
-            self._slots.release()
+            if slot is not None:
+                self._slots.release(slot)
 
     def close(self) -> None:
         """Ends the session where the daemon is reachable; its fills and leases end with it."""
@@ -202,7 +212,8 @@ class LocalChannel:
     def _connected(self, timeout_s: float) -> LocalLink:
         if self._is_closed:
             raise Unavailable("the client is closed")
-        if not self._connecting.acquire(timeout=timeout_s):
+        turn = self._connecting.acquire(timeout_s)
+        if turn is None:
             raise Busy("another thread is still connecting")
         try:
             wait_s = self._retry_at_s - self.clock.now_s()
@@ -218,7 +229,7 @@ class LocalChannel:
             self._failures = 0
             return link
         finally:
-            self._connecting.release()
+            self._connecting.release(turn)
 
     def _opened(self, timeout_s: float) -> LocalLink:
         """A new connection that has opened, joined or resumed the session."""

@@ -4,6 +4,7 @@ numpy.copyto and xxh3_64().update release the GIL for large arrays, memoryview a
 copyto, slice assignment and ctypes.memmove are equally fast; each call costs 0.4 us, so neighbours are copied in one.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -24,6 +25,9 @@ _PARALLEL_BYTES, _NATIVE_PARALLEL_BYTES = 4 << 20, 16 << 20
 _PAST_CACHE_BYTES = 8 << 20
 _ONE_SHOT_BYTES = 64 << 10
 """Hashed by the one-shot call, which holds the GIL for the few microseconds that this takes."""
+
+
+_LOOK_S = 0.0005
 
 
 class Run(NamedTuple):
@@ -89,21 +93,48 @@ class Copier:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")
         shares = _shares(sizes, min(self._threads, len(sizes)))
-        others = [self._pool.submit(copy, *share) for share in shares[1:]]
-        # The copies touch memory that the caller is about to give back: all must have ended, whatever fails.
+        together = _Together()
         try:
+            others = [self._pool.submit(together.run, copy, *share) for share in shares[1:]]
             checksums = copy(*shares[0])
-        finally:
             for other in others:
-                other.exception()
-        for other in others:
-            checksums += other.result()
+                checksums += other.result()
+        except BaseException:
+            together.end()
+            raise
         return checksums
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
             self._pool = None
+
+
+class _Together:
+    """Shares of one call. They touch memory that the caller gives back when it fails, or is interrupted: none may run on by itself."""
+
+    def __init__(self) -> None:
+        self._running: list[None] = []
+        self._is_over = False
+
+    def run(self, copy: Callable[[int, int], list[int]], first: int, last: int) -> list[int]:
+        self._running.append(None)  # first, so that whoever ends it sees this or is seen
+        try:
+            return [] if self._is_over else copy(first, last)
+        finally:
+            self._running.pop()
+
+    def end(self) -> None:
+        """Those that run end with their copies, in milliseconds; no other begins. A second interrupt is told when they have ended."""
+        self._is_over = True
+        interrupt: BaseException | None = None
+        while self._running:
+            try:
+                time.sleep(_LOOK_S)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 def goes_past_cache(total_bytes: int, *, inward: bool) -> bool:

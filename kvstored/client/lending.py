@@ -1,5 +1,6 @@
 """Links that are lent for the time of a `with`, so many at a time."""
 
+import weakref
 from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -7,30 +8,48 @@ from typing import Protocol, TypeVar
 Lent = TypeVar("Lent")
 
 
+class Slot:
+    """One of so many. Where an interrupt ends whoever took it before it was noted, it comes back by itself: nothing else would give it back."""
+
+    __slots__ = ("_home",)
+
+    def __init__(self, home: "weakref.ref[Slots]") -> None:
+        self._home = home
+
+    def __del__(self) -> None:
+        home = self._home()
+        if home is not None:
+            home.release(Slot(self._home))
+
+
 class Slots:
-    """A semaphore that costs a tenth of threading's, which is written in Python."""
+    """A semaphore that costs a tenth of threading's, which is written in Python, and that no interrupt leaves taken."""
 
     def __init__(self, count: int) -> None:
-        self._free: SimpleQueue[None] = SimpleQueue()
+        self._free: SimpleQueue[Slot] = SimpleQueue()
+        home = weakref.ref(self)
         for _ in range(count):
-            self._free.put(None)
+            self._free.put(Slot(home))
 
-    def acquire(self, timeout_s: float) -> bool:
+    @property
+    def free(self) -> int:
+        return self._free.qsize()
+
+    def acquire(self, timeout_s: float) -> Slot | None:
+        """None where none became free. What is taken is never held by this frame: a traceback would keep it."""
         try:
-            self._free.get(block=False)
+            return self._free.get(block=False)
         except Empty:
-            return timeout_s > 0 and self._waited(timeout_s)
-        return True
+            return self._waited(timeout_s) if timeout_s > 0 else None
 
-    def release(self) -> None:
-        self._free.put(None)
+    def release(self, slot: Slot) -> None:
+        self._free.put(slot)
 
-    def _waited(self, timeout_s: float) -> bool:
+    def _waited(self, timeout_s: float) -> Slot | None:
         try:
-            self._free.get(timeout=timeout_s)
+            return self._free.get(timeout=timeout_s)
         except Empty:
-            return False
-        return True
+            return None
 
 
 class Lender(Protocol[Lent]):

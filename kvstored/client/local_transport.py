@@ -40,7 +40,12 @@ class LocalTransport:
         return Borrowed(self, timeout_s)
 
     def borrow(self, timeout_s: float) -> LocalDataLink:
-        return self._lent(self._channel.borrow(timeout_s))
+        link = self._channel.borrow(timeout_s)
+        try:
+            return self._lent(link)
+        except BaseException:
+            self._channel.give_back(link)
+            raise
 
     def get_each(
         self, link: LocalDataLink, calls: Sequence[GetCall], timeout_s: float

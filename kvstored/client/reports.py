@@ -37,10 +37,9 @@ class Reports:
             self._waiting.append((digest, keys))
             self._keys += len(keys)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="kvstored-reports", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kvstored-reports", daemon=True)
+                thread.start()
+                self._thread = thread  # not before: where that was interrupted another one starts
             elif self._keys >= BATCH_KEYS_MAX:
                 self._wake.set()
 

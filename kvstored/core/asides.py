@@ -1,6 +1,6 @@
 """Space that a session holds for puts to come: its client writes there first and names the blocks when their bytes are in place.
 
-So a put of plain blocks is one message. It lasts as long as its session, in a bounded share of the tier.
+So a put of plain blocks is one message. It lasts as long as the connection that it was asked for on, and its session, in a bounded share of the tier.
 """
 
 from collections import Counter
@@ -44,6 +44,8 @@ class Held(NamedTuple):
     length: int
     segment: int
     start: int
+    peer: int
+    """The connection that it was asked for on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Asides:
         return len(self._held)
 
     def set_aside(
-        self, session: int, ns: NamespaceId, length: int, count: int, now_s: float
+        self, session: int, ns: NamespaceId, length: int, count: int, now_s: float, peer: int
     ) -> SetAside:
         """As many of `count` places as the shares allow, evicting as a reservation does; none where they are not to be had in one extent each."""
         books, units = self._books, units_of(length)
@@ -102,7 +104,7 @@ class Asides:
         first = self._rights.next_ids(count)
         where = zip(places.segment.tolist(), places.start.tolist(), strict=True)
         for i, (segment, start) in enumerate(where):
-            self._held[first + i] = Held(session, ns, length, segment, start)
+            self._held[first + i] = Held(session, ns, length, segment, start, peer)
         self._count(session, units * count)
         return SetAside(first, places, books.next_generations(count))
 
@@ -230,14 +232,22 @@ class Asides:
         self._books.effects.append(freed)
 
     def close_session(self, session: int, now_s: float) -> None:
-        """Its client may still write: the space stays in quarantine."""
-        mine = [id_ for id_, held in self._held.items() if held.session == session]
-        held = [self._held.pop(id_) for id_ in mine]
-        self._count(session, -sum(units_of(each.length) for each in held))
-        for each in held:
-            row = PieceRow(0, 0, (Extent(each.segment, each.start, units_of(each.length)),))
+        self._end([id_ for id_, held in self._held.items() if held.session == session], now_s)
+
+    def peer_left(self, peer: int, now_s: float) -> None:
+        """Its session may live on, but nobody has these ids any more."""
+        mine = [id_ for id_, held in self._held.items() if held.peer == peer]
+        self._end(mine, now_s)
+
+    def _end(self, ids: Sequence[int], now_s: float) -> None:
+        """Their client may still write: the space stays in quarantine."""
+        for id_ in ids:
+            held = self._held.pop(id_)
+            units = units_of(held.length)
+            self._count(held.session, -units)
+            row = PieceRow(0, 0, (Extent(held.segment, held.start, units),))
             self._quarantine.keep_space(
-                session, WRITE_TIER, NAMELESS, NO_FINGERPRINT, (row,), now_s
+                held.session, WRITE_TIER, NAMELESS, NO_FINGERPRINT, (row,), now_s
             )
 
     def check(self) -> None:

@@ -73,7 +73,7 @@ class Catalog:
         self.scheduler = Scheduler(self.books, self._evictor, self.carriage)
         self.admission, self.page_ins = self.scheduler.admission, self.scheduler.page_ins
         self._fills = Fills(self.books, self._evictor, self.quarantine, first_id)
-        self._asides = Asides(self.books, self._evictor, self.quarantine, self._fills.open)
+        self.asides = Asides(self.books, self._evictor, self.quarantine, self._fills.open)
         self._leases = Leases(self.books, self.carriage, self.quarantine, first_id)
         self._claims = Claims(self.books, self._evictor, first_id)
         self.recovery = Recovery(self.books, self.quarantine)
@@ -122,7 +122,7 @@ class Catalog:
         """Its fills, leases and requests end. While its process may live, their space stays in quarantine."""
         self._claims.close_session(session, now_s)
         self._fills.close_session(session, now_s)
-        self._asides.close_session(session, now_s)
+        self.asides.close_session(session, now_s)
         self._leases.close_session(session, now_s)
         self._sessions.discard(session)
         if writer_dead:
@@ -230,14 +230,14 @@ class Catalog:
     def abort(self, session: SessionId, fills: Sequence[int], now_s: float) -> None:
         """Fills and places set aside that nobody will write to any more."""
         self._fills.abort(session, fills, now_s)
-        self._asides.give_back(session, fills)
+        self.asides.give_back(session, fills)
 
     def set_aside(
-        self, session: SessionId, ns: NamespaceId, length: int, count: int, now_s: float
+        self, session: SessionId, ns: NamespaceId, length: int, count: int, now_s: float, peer: int
     ) -> SetAside:
-        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the session does."""
+        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the session or `asides.peer_left` does."""
         self._know(session)
-        return self._asides.set_aside(session, ns, length, count, now_s)
+        return self.asides.set_aside(session, ns, length, count, now_s, peer)
 
     def put_aside(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
@@ -246,16 +246,16 @@ class Catalog:
         before any other call but this one."""
         self._know(call.session)
         self._fills.check(call)
-        planned = self._asides.plan(call, ids, checksums)
+        planned = self.asides.plan(call, ids, checksums)
         return None if planned is None else planned.many
 
     @property
     def unsettled_work(self) -> int:
-        return self._asides.planned_work
+        return self.asides.planned_work
 
     def settle(self, now_s: float) -> None:
         """All blocks of `put_aside` are visible then."""
-        for call, blocks in self._asides.settle(now_s):
+        for call, blocks in self.asides.settle(now_s):
             self._claims.stored(call, blocks, now_s)
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
@@ -371,7 +371,7 @@ class Catalog:
         return {
             "sessions": len(self._sessions),
             "fills": len(self._fills.open),
-            "asides": len(self._asides),
+            "asides": len(self.asides),
             "leases": len(self._leases.open),
             "pins": len(self._claims.pins),
             "requests": len(self._claims.requests),
@@ -385,7 +385,7 @@ class Catalog:
 
     def check(self) -> None:
         """Recompute every derived figure and compare: for tests."""
-        check(self.books, self._fills, self._asides, self._leases, self._claims, self.carriage)
+        check(self.books, self._fills, self.asides, self._leases, self._claims, self.carriage)
 
     # ---- inside
 

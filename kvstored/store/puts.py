@@ -48,6 +48,8 @@ class Puts:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._fills: dict[int, OpenFill] = {}
+        self._setting_aside: set[int] = set()
+        """Connections."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_draining = False
 
@@ -142,18 +144,25 @@ class Puts:
         self._timer = None
         self._shell.settle()
 
-    def set_aside(self, session: Session, layout: Layout, count: int) -> SetAside:
-        """Places for blocks that are not named yet. Their records say FILLING: nobody else is granted them after a crash while this
-        process lives."""
+    def set_aside(self, session: Session, layout: Layout, count: int, connection: int) -> SetAside:
+        """Places for blocks that are not named yet, until `connection` ends. Their records say FILLING: nobody else is granted them after a crash while
+        this process lives."""
         if self.is_draining:
             raise Busy("the daemon drains and takes no new fills")
         shell = self._shell
         now_s, length = shell.now_s(), layout.spec.groups[0].bytes_per_block
-        aside = shell.catalog.set_aside(session.core, layout.id, length, count, now_s)
+        aside = shell.catalog.set_aside(session.core, layout.id, length, count, now_s, connection)
+        self._setting_aside.add(connection)
         shell.apply()
         if aside.places.size:
             shell.tiers.arena.fill_many(_nameless(session, layout, aside, length, now_s))
         return aside
+
+    def disconnected(self, connection: int) -> None:
+        if connection in self._setting_aside:
+            self._setting_aside.discard(connection)
+            self._catalog.asides.peer_left(connection, self._shell.now_s())
+            self._shell.apply()
 
     def put_aside(
         self,

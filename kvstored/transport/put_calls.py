@@ -64,7 +64,8 @@ class PutCalls:
     async def _set_aside(self, request: pb.SetAsideRequest, caller: Caller) -> pb.SetAsideResponse:
         session = self._asked.session(request.session, caller)
         layout = self._asked.layout(request.namespace, caller)
-        aside = self._store.puts.set_aside(session, layout, min(request.count, BATCH_KEYS_MAX))
+        count = min(request.count, BATCH_KEYS_MAX)
+        aside = self._store.puts.set_aside(session, layout, count, caller.connection_id)
         return aside_message(aside, layout)
 
     async def _put_aside(self, request: pb.PutAsideRequest, caller: Caller) -> pb.PutAsideResponse:

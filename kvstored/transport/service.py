@@ -123,6 +123,7 @@ class StoreService:
         pass
 
     def disconnected(self, caller: Caller) -> None:
+        self._store.puts.disconnected(caller.connection_id)
         self._store.clients.disconnected(caller.connection_id)
 
     # ---- sessions

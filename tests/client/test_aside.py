@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
 from kvstored.client import Client, FillStatus, Keys, Namespace
 from kvstored.client.connection import Connection
@@ -272,3 +273,63 @@ def test_after_a_kill_of_the_daemon_nothing_goes_to_places_of_before(tmp_path: P
             keys = new_keys()
             assert put(namespace, keys) == COMMITTED
             assert are_right(namespace, keys)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[tuple[Served, Client, Namespace]]:
+    """With places set aside, on a daemon of its own: what a broken connection held stays in quarantine while this process lives."""
+    with Served(tmp_path, dram="256MiB", disk="0B") as served, Client(served.address) as client:
+        namespace = client.open_namespace(spec_of(SIZE))
+        for _ in range(3):
+            put(namespace, new_keys())
+        wait_until(lambda: held_bytes(served) > 0, what="places are set aside")
+        yield served, client, namespace
+
+
+def test_what_a_broken_connection_held_is_set_aside_no_longer(
+    broken: tuple[Served, Client, Namespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session lived on with other connections, and the places were nobody's: after some breaks there were none to be had any more."""
+    served, client, namespace = broken
+    session = client.session()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as now:
+        now.setattr(Connection, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            namespace.match(new_keys())
+    wait_until(lambda: held_bytes(served) == 0, what="they end with the connection")
+    assert client.session() == session, "which was not the session's end"
+    assert served.stat().tiers[0].quarantined_bytes > 0, "somebody may still write there"
+
+
+def test_an_interrupt_behind_its_answer_leaves_what_a_put_stored_as_it_is(
+    broken: tuple[Served, Client, Namespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The places were taken for free, and the next put wrote its bytes over the blocks."""
+    served, _, namespace = broken
+    stored, end, ended = new_keys(), Connection.end, list[str]()
+
+    def interrupted(connection: Connection, name: str, response: type[Message]) -> Message:
+        answer = end(connection, name, response)
+        if name == "PutAside":
+            ended.append(name)
+            raise KeyboardInterrupt
+        return answer
+
+    with monkeypatch.context() as late:
+        late.setattr(Connection, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            put(namespace, stored)
+    assert ended
+    for _ in range(3):
+        assert put(namespace, new_keys()) == COMMITTED
+    with Client(served.address) as client:
+        view = client.open_namespace(spec_of(SIZE)).get_view(stored)
+        with view:
+            assert view.hits == BATCH
+            for key, block in zip(stored, view.blocks, strict=True):
+                assert block is not None
+                assert is_right(key, block[0])

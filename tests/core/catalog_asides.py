@@ -14,14 +14,16 @@ from tests.core.desk import BLOCK_TOKENS, UNIT
 
 class AsideMachine(MovingMachine):
     @precondition(lambda self: self.is_begun)
-    @rule(ns=small, session=small, count=st.integers(0, 4))
-    def set_aside(self, ns: int, session: int, count: int) -> None:
+    @rule(ns=small, session=small, count=st.integers(0, 4), peer=st.integers(1, 3))
+    def set_aside(self, ns: int, session: int, count: int, peer: int) -> None:
         namer, session = self.pick(self.namers, ns), self.pick(self.sessions, session)
         length = namer.layout.spec.groups[0].bytes_per_block
-        got = self.catalog.set_aside(SessionId(session), namer.layout.id, length, count, self.now_s)
+        got = self.catalog.set_aside(
+            SessionId(session), namer.layout.id, length, count, self.now_s, peer
+        )
         ids = [got.first + i for i in range(got.places.size)]
         units = length // UNIT
-        expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids)
+        expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids, peer)
         assert len(ids) in (0, expected)
         self.compare()
         for i, id_ in enumerate(ids):
@@ -93,4 +95,11 @@ class AsideMachine(MovingMachine):
         ids = list(self.oracle.asides)[pick % len(self.oracle.asides) :][: 1 + count % 3]
         self.catalog.abort(SessionId(session), ids, self.now_s)
         self.oracle.give_back(session, ids)
+        self.compare()
+
+    @precondition(lambda self: self.is_begun and self.oracle.asides)
+    @rule(peer=st.integers(1, 3))
+    def peer_left(self, peer: int) -> None:
+        self.catalog.asides.peer_left(peer, self.now_s)
+        self.oracle.peer_left(peer)
         self.compare()

@@ -13,7 +13,9 @@ ONE_PIECE = ((0, 0),)
 
 
 class AsideOracle(Oracle):
-    def set_aside(self, session: int, ns: int, units: int, count: int, ids: Sequence[int]) -> int:
+    def set_aside(
+        self, session: int, ns: int, units: int, count: int, ids: Sequence[int], peer: int
+    ) -> int:
         """How many places there have to be; `ids`: of those that the catalog gave."""
         capacity = self.tiers[DRAM].capacity_units
         share = capacity * self.tiers[DRAM].aside_share
@@ -25,7 +27,7 @@ class AsideOracle(Oracle):
         while given < count and self.room(DRAM, Budget.GLOBAL, units):
             given += 1
             id_ = held.pop(0) if held else -given  # where they are no single runs there are none
-            self.asides[id_] = Aside(session, ns, units)
+            self.asides[id_] = Aside(session, ns, units, peer)
         for id_ in [id_ for id_ in self.asides if id_ < 0]:
             del self.asides[id_]
         return given
@@ -83,7 +85,13 @@ class AsideOracle(Oracle):
                 self._freed(DRAM, NOBODYS, ONE_PIECE, Reason.FILL_LOST)
 
     def keep_asides(self, session: int) -> None:
+        self._keep([id_ for id_, aside in self.asides.items() if aside.session == session])
+
+    def peer_left(self, peer: int) -> None:
+        self._keep([id_ for id_, aside in self.asides.items() if aside.peer == peer])
+
+    def _keep(self, ids: Sequence[int]) -> None:
         until_s = self.now_s + self.limits.quarantine_s
-        for id_ in [id_ for id_, aside in self.asides.items() if aside.session == session]:
-            units = self.asides.pop(id_).units
-            self.kept.append(Kept(session, until_s, units, (NOBODYS, ONE_PIECE)))
+        for id_ in ids:
+            aside = self.asides.pop(id_)
+            self.kept.append(Kept(aside.session, until_s, aside.units, (NOBODYS, ONE_PIECE)))

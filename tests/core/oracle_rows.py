@@ -72,6 +72,7 @@ class Aside:
     session: int
     ns: int
     units: int
+    peer: int = field(compare=False, default=0)
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """Copies in C beside those in Python: the same bytes, the same checksums, whatever the sizes and however the memory is cut."""
 
 import random
+import signal
 import threading
 import time
 from itertools import pairwise
@@ -272,6 +273,47 @@ def test_a_large_batch_is_shared_by_threads_and_keeps_its_order(copier: Copier) 
     assert scatter.scatter_all(walks, copier, checked=True) == right
     assert scatter.gather_all(walks, copier) == right
     copier.close()
+
+
+def test_no_share_of_a_copy_that_was_interrupted_runs_on(copier: Copier) -> None:
+    """An interrupt while the caller waited for the other threads left them writing to memory that was given back: space of other blocks, or a
+    caller's buffer."""
+    begun, free = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def copy(first: int, _: int) -> list[int]:
+        if first == 0:
+            begun.wait(10)
+            interrupt.start()
+            return [0]
+        begun.set()
+        free.wait(10)
+        ended.append(first)
+        return [first]
+
+    def interrupted_twice() -> None:
+        for _ in range(2):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            seen.wait(10)
+            seen.clear()
+        free.set()
+
+    def handler(*_: object) -> None:
+        seen.set()
+        raise KeyboardInterrupt
+
+    interrupt, seen = threading.Thread(target=interrupted_twice), threading.Event()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            copier.in_shares([copier.parallel_bytes] * 3, copy)
+        assert sorted(ended) in ([1], [1, 2]), "a share that had not begun never does"
+        count = len(ended)
+        copier.close()
+        interrupt.join(10)
+        assert len(ended) == count
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_gathers_of_memory_that_c_does_not_take_go_by_numpy_beside_others(copier: Copier) -> None:
