@@ -63,17 +63,10 @@ class AsidePuts:
         places = stock.take(plain.namespace, len(post.keys), now_s)
         if places is None:
             return None
-        try:
-            runs = [
-                Run(source, (extent,), (extent.size,))
-                for source, extent in zip(
-                    post.sources, self.extents(places, timeout_s), strict=True
-                )
-            ]
-            return Filled(plain, post.keys, post.hint, places, self._copier.copy_in(runs))
-        except BaseException:
-            stock.put_back(plain.namespace, places)
-            raise
+        extents = self.extents(places, timeout_s)
+        pairs = zip(post.sources, extents, strict=True)
+        runs = [Run(source, (extent,), (extent.size,)) for source, extent in pairs]
+        return Filled(plain, post.keys, post.hint, places, self._copier.copy_in(runs))
 
     def extents(self, places: Places, timeout_s: float) -> list[Bytes]:
         """The places, mapped."""

@@ -60,7 +60,7 @@ class Connection:
         self._clock: Clock | None = None
         self._busy_poll_s = 0.0
         self._is_soon = True
-        self._owed: tuple[Callable[[], None], Callable[[], None]] | None = None
+        self._owed: tuple[Callable[[], None], Callable[[KvstoredError], None]] | None = None
         try:
             self._socket.settimeout(connect_timeout_s)
             self._socket.connect(path)
@@ -127,7 +127,7 @@ class Connection:
         taken: Callable[[Response], None],
         timeout_s: float,
         *,
-        refused: Callable[[], None] = lambda: None,
+        refused: Callable[[KvstoredError], None] = lambda _: None,
     ) -> None:
         """Sends a call whose answer nobody waits for: it is taken before the next call is sent."""
         self.collect()
@@ -144,10 +144,10 @@ class Connection:
         self._is_idle = False
         try:
             take()
-        except KvstoredError:
+        except KvstoredError as error:
             if not self._is_idle:  # no refusal but a broken connection
                 raise
-            refused()
+            refused(error)
 
     def segment(self, segment: int, timeout_s: float) -> tuple[pb.SegmentResponse, int]:
         """The segment's facts and a descriptor, which is the caller's to close."""

@@ -7,15 +7,15 @@ there is something to tell. What the daemon refuses (a key is known, say) is put
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from kvstored.client.aside import Filled
 from kvstored.client.hints import hint_message
 from kvstored.client.keys import Keys
-from kvstored.client.lending import Lender
+from kvstored.client.lending import Lender, Slots
 from kvstored.client.links import Plain, Post
 from kvstored.client.local import LocalDataLink
 from kvstored.clock import Clock
@@ -42,7 +42,7 @@ class _Batch:
     hint: Hint
     key_bytes: int
     begun_s: float
-    filled: list[Filled] = field(default_factory=list)
+    filled: deque[Filled] = field(default_factory=deque)
     blocks: int = 0
     has_ordered: bool = False
 
@@ -61,7 +61,7 @@ class Posts:
     def __init__(self, lender: Lender[LocalDataLink], clock: Clock) -> None:
         self._lender = lender
         self._clock = clock
-        self._lock = threading.Lock()
+        self._turns = Slots(1)
         self._link: LocalDataLink | None = None
         self._batch: _Batch | None = None
         self._told: deque[_Batch] = deque()
@@ -74,33 +74,27 @@ class Posts:
 
     def post(self, post: Post, timeout_s: float) -> bool:
         """False where it has to be put, with nothing done."""
-        with _Held(self._lock, timeout_s):
-            link = self._usable(timeout_s)
+        with _Turn(self._turns, timeout_s), self._sound(timeout_s) as link:
             if link.borrowed.session is not post.session or self._is_closed:
                 return False
-            try:
-                if self._batch is not None and not self._batch.takes(post):
-                    self._tell(link, timeout_s)
-                filled = link.fill(post, timeout_s)
-                self._put_refused(link, timeout_s)
-                if filled is None:
-                    self._order(link, post.plain, len(post.keys), timeout_s)
-                    return False
-                self._add(post, filled)
-                self._go_on(link, timeout_s)
-            except KvstoredError:
-                self._drop_if_broken(link)
-                raise
+            if self._batch is not None and not self._batch.takes(post):
+                self._tell(link, timeout_s)
+            filled = link.fill(post, timeout_s)
+            self._put_refused(link, timeout_s)
+            if filled is None:
+                self._order(link, post.plain, len(post.keys), timeout_s)
+                return False
+            self._add(post, filled)
+            self._go_on(link, timeout_s)
             return True
 
     def flush(self, timeout_s: float) -> Statuses:
         """Waits for all of it; what became of the blocks since the last time. Those of a connection that broke are LOST."""
-        with _Held(self._lock, timeout_s):
-            try:
-                if self._link is not None:
-                    self._finish(self._usable(timeout_s), timeout_s)
-            finally:
-                status, self._status = self._status, Statuses()
+        with _Turn(self._turns, timeout_s):
+            if self._link is not None:
+                with self._sound(timeout_s) as link:
+                    self._finish(link, timeout_s)
+            status, self._status = self._status, Statuses()
             return status
 
     def close(self, timeout_s: float) -> None:
@@ -109,18 +103,24 @@ class Posts:
         # what is lost with the daemon, nobody asks for any more
         with suppress(KvstoredError):
             self.flush(timeout_s)
-            with _Held(self._lock, timeout_s):
+            with _Turn(self._turns, timeout_s):
                 self._let_go()
         self._begun.set()
 
-    # ---- with the lock
+    # ---- in one's turn
 
-    def _usable(self, timeout_s: float) -> LocalDataLink:
-        if self._link is not None:
-            self._drop_if_broken(self._link)
+    @contextmanager
+    def _sound(self, timeout_s: float) -> Iterator[LocalDataLink]:
+        """The link. What fails or is interrupted ends it: what became of its places is not known, and they may hold blocks that others read."""
+        if self._link is not None and not self._link.borrowed.connection.is_reusable:
+            self._drop()
         if self._link is None:
             self._link = self._lender.borrow(timeout_s)
-        return self._link
+        try:
+            yield self._link
+        except BaseException:
+            self._drop()
+            raise
 
     def _add(self, post: Post, filled: Filled) -> None:
         batch = self._batch
@@ -134,8 +134,9 @@ class Posts:
 
     def _begin(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvstored-posts", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvstored-posts", daemon=True)
+            thread.start()
+            self._thread = thread  # not before: where that was interrupted another one starts
         self._begun.set()
 
     def _go_on(self, link: LocalDataLink, timeout_s: float) -> None:
@@ -164,46 +165,37 @@ class Posts:
             pb.PutAsideResponse,
             partial(self._answered, link, batch),
             timeout_s,
-            refused=partial(self._was_refused, batch),
+            refused=_raised,
         )
 
     def _answered(self, link: LocalDataLink, batch: _Batch, answer: pb.PutAsideResponse) -> None:
-        if not answer.stored:
-            self._was_refused(batch)
-            return
         self._told.remove(batch)
+        if not answer.stored:
+            self._refused.append(batch)
+            return
         self._status[FillStatus.COMMITTED] += batch.blocks
         link.borrowed.stock.was_used(batch.plain.namespace)
 
-    def _was_refused(self, batch: _Batch) -> None:
-        self._told.remove(batch)
-        self._refused.append(batch)
-
     def _put_refused(self, link: LocalDataLink, timeout_s: float) -> None:
         while self._refused:
-            batch = self._refused.popleft()
-            for i, filled in enumerate(batch.filled):
-                try:
-                    self._status.update(link.put_again(filled, timeout_s))
-                except KvstoredError:
-                    left = sum(len(each.keys) for each in batch.filled[i:])
-                    self._status[FillStatus.LOST] += left
-                    raise
+            batch = self._refused[0]
+            while batch.filled:
+                filled = batch.filled[0]
+                self._status.update(link.put_again(filled, timeout_s))
+                batch.filled.popleft()
+                batch.blocks -= len(filled.keys)
+            self._refused.popleft()
 
     def _finish(self, link: LocalDataLink, timeout_s: float) -> None:
-        try:
-            if self._batch is not None:
-                self._tell(link, timeout_s)
-            link.borrowed.connection.collect()
-            self._put_refused(link, timeout_s)
-        except KvstoredError:
-            self._drop_if_broken(link)
-            raise
+        if self._batch is not None:
+            self._tell(link, timeout_s)
+        link.borrowed.connection.collect()
+        self._put_refused(link, timeout_s)
 
-    def _drop_if_broken(self, link: LocalDataLink) -> None:
-        """What was not answered is lost with its places."""
-        if link.borrowed.connection.is_reusable:
-            return
+    def _drop(self) -> None:
+        """The link with its places; what was not answered is lost."""
+        if self._link is not None:
+            self._link.borrowed.connection.close()
         lost = [*self._told, *self._refused, *([self._batch] if self._batch else [])]
         self._status[FillStatus.LOST] += sum(batch.blocks for batch in lost)
         self._told.clear()
@@ -222,7 +214,7 @@ class Posts:
         while True:
             is_begun = self._begun.wait(_IDLE_S)
             self._begun.clear()
-            with self._lock:
+            with _Turn(self._turns, threading.TIMEOUT_MAX):
                 if self._is_closed or (not is_begun and self._is_done()):
                     self._thread = None
                     self._let_go()
@@ -237,33 +229,37 @@ class Posts:
         wait_s = LINGER_S
         while wait_s > 0:
             time.sleep(wait_s)
-            with self._lock:
+            with _Turn(self._turns, threading.TIMEOUT_MAX):
                 age_s = LINGER_S
                 if self._batch is not None:
                     age_s = self._clock.elapsed_s() - self._batch.begun_s
                 wait_s = LINGER_S - age_s
-                if wait_s <= 0 and self._link is not None:
-                    self._tell_late(self._link)
-
-    def _tell_late(self, link: LocalDataLink) -> None:
-        # what fails is counted as lost, and the next post meets the reason
-        with suppress(KvstoredError):
-            self._finish(link, _TELL_S)
+                if wait_s <= 0 and not self._is_done():
+                    # what fails is counted as lost, and the next post meets the reason
+                    with suppress(KvstoredError), self._sound(_TELL_S) as link:
+                        self._finish(link, _TELL_S)
 
 
-class _Held:
-    """A lock within a time."""
+class _Turn:
+    """One thread at a time, within a time; an interrupt leaves it to the next."""
 
-    def __init__(self, lock: threading.Lock, timeout_s: float) -> None:
-        self._lock = lock
+    def __init__(self, turns: Slots, timeout_s: float) -> None:
+        self._turns = turns
         self._timeout_s = timeout_s
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self._timeout_s):
+        self._slot = self._turns.acquire(self._timeout_s)
+        if self._slot is None:
             raise Busy(f"another thread is still posting seconds={self._timeout_s}")
 
     def __exit__(self, *failure: object) -> None:
-        self._lock.release()
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._turns.release(slot)
+
+
+def _raised(error: KvstoredError) -> None:
+    raise error
 
 
 def _message(batch: _Batch, token: bytes) -> pb.PutAsideRequest:

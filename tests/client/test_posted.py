@@ -1,6 +1,8 @@
 """Puts that nobody waits for, to a real daemon: told together, readable soon, and counted whatever becomes of them."""
 
+import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,9 +16,10 @@ import pytest
 from kvstored.client import Client, FillStatus, Keys, Namespace
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.posted import Posts
-from kvstored.errors import KvstoredError
+from kvstored.errors import KvstoredError, NotFound
+from kvstored.pb import kvstored_pb2 as pb
 from tests.client.test_aside import SIZE, are_right, held_bytes, new_keys, sent
-from tests.crash.blocks import content_of, spec_of, tokens_of
+from tests.crash.blocks import content_of, is_right, spec_of, tokens_of
 from tests.crash.served import ROOT, Served, environment, free_port, wait_until
 
 __all__ = ["sent"]
@@ -247,7 +250,7 @@ def test_a_daemon_that_hangs_costs_a_flush_its_time_and_no_more(tmp_path: Path) 
                 client.flush(timeout_s=0.2)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert client.flush().blocks == 0, "the one that failed has told of them"
+        assert client.flush().status == {FillStatus.LOST: len(keys)}
         batches = [new_keys(1) for _ in range(20)]
         for each in batches:
             post(namespace, each)
@@ -280,3 +283,55 @@ def test_a_poster_that_dies_leaves_nothing_held(served: Served, client: Client) 
         poster.kill()
     wait_until(lambda: held_bytes(served) == 0, what="they are free")
     wait_until(lambda: not served.stat().tiers[0].quarantined_bytes, what="nobody writes there")
+
+
+# sockets of connections that an interrupt kept from being made are closed by the collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_interrupts_cost_blocks_and_never_a_wrong_one(
+    served: Served, client: Client, namespace: Namespace
+) -> None:
+    rng = random.Random(7)
+    batches = [new_keys(1 + n % 9) for n in range(300)]
+    interrupted = 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for keys in batches:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 800e-6))
+            try:
+                post(namespace, keys)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.collect()
+    assert interrupted > 10, "of 300"
+    client.flush()
+    for keys in batches:
+        got = namespace.get(keys)
+        assert all(b is None or is_right(k, b[0]) for k, b in zip(keys, got.blocks, strict=True))
+    fresh = [new_keys() for _ in range(20)]
+    for keys in fresh:
+        post(namespace, keys)
+    assert client.flush().committed == 20 * len(fresh[0])
+    assert all(are_right(namespace, keys) for keys in fresh)
+    client.close()
+    wait_until(lambda: held_bytes(served) == 0, what="no place is left behind")
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_namespace_that_goes_takes_its_posts_along(client: Client) -> None:
+    namespace = client.open_namespace(spec_of(8192))
+    prepared(client, namespace)
+    keys = new_keys()
+    post(namespace, keys)
+    request = pb.RemoveNamespaceRequest(namespace=namespace.digest)
+    client.call("RemoveNamespace", request, pb.RemoveNamespaceResponse)
+    with pytest.raises(NotFound):
+        client.flush()
+    assert client.flush().status == {FillStatus.LOST: len(keys)}
+    other = client.open_namespace(spec_of(SIZE))
+    prepared(client, other)
+    post(other, keys)
+    assert client.flush().committed == len(keys)
