@@ -26,7 +26,7 @@ from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_keys, pack_u64
 
 LINGER_S = 0.002
-BATCH_BLOCKS, BATCH_BYTES = 64, 8 << 20
+BATCH_BLOCKS, BATCH_BYTES = 64, 16 << 20
 _IDLE_S = 2.0
 _TELL_S = 10.0
 """For the thread, which has no caller to say how long it may take."""
@@ -50,9 +50,10 @@ class _Batch:
         kind = self.plain.namespace, self.hint, self.key_bytes
         return kind == (post.plain.namespace, post.hint, len(post.keys.keys[0]))
 
-    def share(self) -> float:
-        """Of what one message takes."""
-        return max(self.blocks / BATCH_BLOCKS, self.blocks * self.plain.block_bytes / BATCH_BYTES)
+    def share(self, left: int) -> float:
+        """Of what one message takes. `left`: places for more; it takes no more than half of all, so that there are some until others come."""
+        most = min(BATCH_BLOCKS, BATCH_BYTES // self.plain.block_bytes, (self.blocks + left) // 2)
+        return self.blocks / max(most, 1)
 
 
 class Posts:
@@ -143,7 +144,7 @@ class Posts:
         """Orders places when a batch is half full: the answer to the one before is there by then, and its own when the batch is full."""
         batch = self._batch
         assert batch is not None, "something was added"
-        share = batch.share()
+        share = batch.share(link.borrowed.stock.left(batch.plain.namespace))
         if share >= 0.5 and not batch.has_ordered:
             batch.has_ordered = True
             self._order(link, batch.plain, batch.blocks, timeout_s)

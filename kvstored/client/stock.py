@@ -74,6 +74,10 @@ class Stock:
         taken, shelf.places = _cut(shelf.places, count)
         return taken
 
+    def left(self, namespace: bytes) -> int:
+        """Places that are here."""
+        return len(self._shelf(namespace).places)
+
     def was_used(self, namespace: bytes) -> None:
         """What was taken holds blocks now."""
         self._shelves[namespace].rests = 1
