@@ -122,6 +122,9 @@ class StoreService:
     def connected(self, caller: Caller) -> None:
         pass
 
+    def hung_up(self, caller: Caller) -> None:
+        self._store.puts.hung_up(caller.connection_id)
+
     def disconnected(self, caller: Caller) -> None:
         self._store.puts.disconnected(caller.connection_id)
         self._store.clients.disconnected(caller.connection_id)
