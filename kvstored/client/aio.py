@@ -18,7 +18,7 @@ from kvstored.client.results import Posted
 from kvstored.client.view import View
 from kvstored.core.keys import Tokens
 from kvstored.core.types import NamespaceSpec
-from kvstored.errors import Busy, KvstoredError
+from kvstored.errors import Busy, KvstoredError, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,15 +76,22 @@ class AsyncClient:
         """As `run`, for a call whose end is not awaited."""
         if not self._slots.acquire(blocking=False):
             raise Busy("too many calls at once")
-        future = self._pool.submit(call)
+        try:
+            future = self._pool.submit(call)
+        except RuntimeError as error:
+            self._slots.release()
+            raise Unavailable("the client is closed") from error
         future.add_done_callback(lambda _: self._slots.release())
         return future
 
     async def close(self) -> None:
+        """Once is enough. Where this is cancelled, a thread closes it all the same."""
         try:
-            await asyncio.wrap_future(self._pool.submit(self._client.close))
-        finally:
-            self._pool.shutdown(wait=False)
+            closing = self._pool.submit(self._client.close)
+        except RuntimeError:  # it was closed before
+            return
+        self._pool.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(closing))
 
     async def __aenter__(self) -> Self:
         return self

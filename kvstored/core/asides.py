@@ -221,11 +221,18 @@ class Asides:
         """The caller promises not to write there any more: the space is free at once. Others' ids are left alone."""
         known = self._held
         mine = [id_ for id_ in ids if id_ in known and known[id_].session == session]
-        held = [self._held.pop(id_) for id_ in dict.fromkeys(mine)]
+        self._free([self._held.pop(id_) for id_ in dict.fromkeys(mine)])
+
+    def hung_up(self, peer: int) -> None:
+        """As the same of all that it holds: its session may live on, but nobody has these ids any more."""
+        self._free([self._held.pop(id_) for id_ in self._of_peer(peer)])
+
+    def _free(self, held: Sequence[Held]) -> None:
         if not held:
             return
         places = _places(held)
-        self._count(session, -int(places.units.sum()))
+        for each in held:
+            self._count(each.session, -units_of(each.length))
         self._books.space.give_memory(WRITE_TIER, places)
         names = np.zeros((len(held), 2), dtype=np.uint64)
         freed = FreedMany(WRITE_TIER, NAMELESS, names, places, Reason.FILL_LOST)
@@ -235,9 +242,11 @@ class Asides:
         self._end([id_ for id_, held in self._held.items() if held.session == session], now_s)
 
     def peer_left(self, peer: int, now_s: float) -> None:
-        """Its session may live on, but nobody has these ids any more."""
-        mine = [id_ for id_, held in self._held.items() if held.peer == peer]
-        self._end(mine, now_s)
+        """It was not the one who ended its connection."""
+        self._end(self._of_peer(peer), now_s)
+
+    def _of_peer(self, peer: int) -> list[int]:
+        return [id_ for id_, held in self._held.items() if held.peer == peer]
 
     def _end(self, ids: Sequence[int], now_s: float) -> None:
         """Their client may still write: the space stays in quarantine."""

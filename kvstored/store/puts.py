@@ -158,7 +158,14 @@ class Puts:
             shell.tiers.arena.fill_many(_nameless(session, layout, aside, length, now_s))
         return aside
 
+    def hung_up(self, connection: int) -> None:
+        """By closing it a client says that it writes no more to what was set aside for it: that is free at once."""
+        if connection in self._setting_aside:
+            self._catalog.asides.hung_up(connection)
+            self._shell.apply()
+
     def disconnected(self, connection: int) -> None:
+        """Whoever ended it: what is still set aside goes to quarantine."""
         if connection in self._setting_aside:
             self._setting_aside.discard(connection)
             self._catalog.asides.peer_left(connection, self._shell.now_s())

@@ -50,5 +50,8 @@ class Service(Protocol):
 
     def connected(self, caller: Caller) -> None: ...
 
+    def hung_up(self, caller: Caller) -> None:
+        """It was the peer who closed the connection; `disconnected` follows."""
+
     def disconnected(self, caller: Caller) -> None:
         """Every connected caller ends here exactly once, after its running call has ended."""

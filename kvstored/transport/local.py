@@ -161,6 +161,10 @@ class _EndedError(Exception):
     """The connection is over; the reason is for the log, empty for an ordinary end."""
 
 
+class _HungUpError(_EndedError):
+    """By the peer."""
+
+
 class _Connection:
     """One peer: reads frames as they come, answers them one after the other."""
 
@@ -205,6 +209,8 @@ class _Connection:
             self._stop_reading()
             self._cancel_stall()
             self.sock.close()
+            if isinstance(self._ended, _HungUpError):
+                self._service.hung_up(self._caller)
             self._service.disconnected(self._caller)
 
     # ---- receiving
@@ -225,10 +231,10 @@ class _Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end(_EndedError(f"receiving failed: {error}"))
+            self._end(_HungUpError(f"receiving failed: {error}"))
             return
         if not received:
-            self._end(_EndedError("a message was half sent" if self._received else ""))
+            self._end(_HungUpError("a message was half sent" if self._received else ""))
             return
         self._received += received
         self._look_at_received()
@@ -350,7 +356,7 @@ class _Connection:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise _EndedError(f"sending failed: {error}") from error
+                raise _HungUpError(f"sending failed: {error}") from error
             unsent = unsent[sent:]
         return unsent
 

@@ -119,8 +119,10 @@ class StoreService:
     def answered(self) -> None:
         self._store.puts.settle_soon()
 
-    def connected(self, caller: Caller) -> None:
-        pass
+    def connected(self, caller: Caller) -> None: ...
+
+    def hung_up(self, caller: Caller) -> None:
+        self._store.puts.hung_up(caller.connection_id)
 
     def disconnected(self, caller: Caller) -> None:
         self._store.puts.disconnected(caller.connection_id)

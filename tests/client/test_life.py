@@ -24,6 +24,7 @@ from kvstored.errors import (
     Unavailable,
 )
 from kvstored.pb import kvstored_pb2 as pb
+from tests.crash.served import wait_until
 from tests.transport.fake_daemon import FakeDaemon
 
 from .conftest import BLOCK_TOKENS, spec_with
@@ -470,3 +471,30 @@ class TestAsync:
                 pytest.fail(f"leases stay leases={told.leases}")
 
         asyncio.run(main())
+
+    def test_a_close_that_is_cancelled_closes_and_what_comes_after_is_refused(
+        self, daemon: FakeDaemon, client: Client
+    ) -> None:
+        """It was taken out of the pool's queue with its waiter: the session stayed until the process ended."""
+
+        async def main() -> None:
+            other = AsyncClient(daemon.address, threads=1)
+            await other.open_namespace(spec_with())
+            assert sessions() == before + 1
+            held = threading.Event()
+            other.start(lambda: held.wait(10))
+            closing = asyncio.ensure_future(other.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            held.set()
+            with pytest.raises(Unavailable, match="closed"):
+                await other.call("Stat", pb.StatRequest(), pb.StatResponse)
+            await other.close()
+
+        def sessions() -> int:
+            return int(client.call("Stat", pb.StatRequest(), pb.StatResponse).sessions)
+
+        before = sessions()
+        asyncio.run(main())
+        wait_until(lambda: sessions() == before, what="the session is closed")

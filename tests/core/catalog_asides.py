@@ -103,3 +103,10 @@ class AsideMachine(MovingMachine):
         self.catalog.asides.peer_left(peer, self.now_s)
         self.oracle.peer_left(peer)
         self.compare()
+
+    @precondition(lambda self: self.is_begun and self.oracle.asides)
+    @rule(peer=st.integers(1, 3))
+    def hung_up(self, peer: int) -> None:
+        self.catalog.asides.hung_up(peer)
+        self.oracle.hung_up(peer)
+        self.compare()

@@ -84,6 +84,10 @@ class AsideOracle(Oracle):
                 del self.asides[id_]
                 self._freed(DRAM, NOBODYS, ONE_PIECE, Reason.FILL_LOST)
 
+    def hung_up(self, peer: int) -> None:
+        for id_ in [id_ for id_, aside in self.asides.items() if aside.peer == peer]:
+            self.give_back(self.asides[id_].session, [id_])
+
     def keep_asides(self, session: int) -> None:
         self._keep([id_ for id_, aside in self.asides.items() if aside.session == session])
 
