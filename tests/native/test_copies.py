@@ -341,6 +341,25 @@ def test_no_share_of_a_copy_that_was_interrupted_runs_on(copier: Copier) -> None
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("extents", [1, 3])
+def test_one_large_block_is_shared_by_threads_where_nothing_is_summed(
+    copier: Copier, monkeypatch: pytest.MonkeyPatch, extents: int
+) -> None:
+    size = (16 << 20) + 777
+    source, target = random_bytes(random.Random(6), size), empty(size, 0)
+    shared = tuple(source[a:b] for a, b in cuts(random.Random(7), size, extents))
+    shares = list[int]()
+    in_shares = copier.in_shares
+    monkeypatch.setattr(
+        copier, "in_shares", lambda sizes, copy: shares.extend(sizes) or in_shares(sizes, copy)
+    )
+    assert copier.copy_out_unchecked([Run(target, shared, (size,))]) == []
+    assert np.array_equal(target, source)
+    assert len(shares) >= 3
+    assert max(shares) - size // 3 <= 4096
+    copier.close()
+
+
 def test_gathers_of_memory_that_c_does_not_take_go_by_numpy_beside_others(copier: Copier) -> None:
     even, odd = np.zeros((64, 64), dtype=np.uint8)[:, ::2], empty(2048, 0)
     source = random_bytes(random.Random(5), 2048)
