@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from kvstored.client import runs
+from kvstored.client.copying import Bytes
 from kvstored.client.runs import blocks_in_place, blocks_made, extent_of
 from kvstored.errors import Corrupt
 from kvstored.wire.packing import PackedPieces, Pieces, pack_u8, pack_u64, unpack_pieces
@@ -13,7 +13,7 @@ from kvstored.wire.packing import PackedPieces, Pieces, pack_u8, pack_u64, unpac
 SEGMENT_BYTES = 1 << 16
 
 
-def segments() -> dict[int, runs.Bytes]:
+def segments() -> dict[int, Bytes]:
     made = np.random.default_rng(1).integers(0, 256, (3, SEGMENT_BYTES), dtype=np.uint8)
     return {2: made[0], 5: made[1], 1 << 40: made[2]}
 

@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -348,11 +349,13 @@ def test_one_large_block_is_shared_by_threads_where_nothing_is_summed(
     size = (16 << 20) + 777
     source, target = random_bytes(random.Random(6), size), empty(size, 0)
     shared = tuple(source[a:b] for a, b in cuts(random.Random(7), size, extents))
-    shares = list[int]()
-    in_shares = copier.in_shares
-    monkeypatch.setattr(
-        copier, "in_shares", lambda sizes, copy: shares.extend(sizes) or in_shares(sizes, copy)
-    )
+    shares, in_shares = list[int](), copier.in_shares
+
+    def seen(sizes: Sequence[int], copy: Callable[[int, int], list[int]]) -> list[int]:
+        shares.extend(sizes)
+        return in_shares(sizes, copy)
+
+    monkeypatch.setattr(copier, "in_shares", seen)
     assert copier.copy_out_unchecked([Run(target, shared, (size,))]) == []
     assert np.array_equal(target, source)
     assert len(shares) >= 3
