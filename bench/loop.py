@@ -59,7 +59,7 @@ def measured(given: argparse.Namespace) -> Report:
 def _match_rows(local: Client, remote: Client, keys: Keys, given: argparse.Namespace) -> list[Row]:
     spaces = [bench_namespace(client, BLOCK_BYTES) for client in (local, remote)]
     samples = max(given.samples // (1 + len(keys) // 64), 20)
-    with _Echo(len(keys.message().packed)) as echo:
+    with Echo(len(keys.message().packed)) as echo:
         runs = [
             [
                 _quantiles(call, samples)
@@ -86,7 +86,7 @@ def _acquire_rows(local: Client, keys: Keys, given: argparse.Namespace) -> list[
         release = pb.ReleaseRequest(session=session, leases=pack_u64([answer.lease]))
         local.call("Release", release, pb.ReleaseResponse)
 
-    with _Echo(len(request.keys.packed)) as echo:
+    with Echo(len(request.keys.packed)) as echo:
         runs = [
             [_quantiles(call, samples) for call in (echo.twice, acquired)]
             for _ in range(given.runs)
@@ -121,8 +121,8 @@ def _quantiles(call: Callable[[], None], samples: int) -> Quantiles:
     return p50, p99
 
 
-class _Echo:
-    """Another process that sends back what it gets."""
+class Echo:
+    """Another process that sends back what it gets; ends with `close`."""
 
     def __init__(self, size_bytes: int) -> None:
         self._message = struct.pack("<I", size_bytes) + bytes(size_bytes)
@@ -138,6 +138,9 @@ class _Echo:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
         os.waitpid(self._child, 0)
 

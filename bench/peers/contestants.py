@@ -24,6 +24,8 @@ class Contestant:
 
 
 COPY, COPY_2, SHARED, HASHED = "memory copy", "memory copy, 2 threads", "shm copy", "copy + xxh3"
+ECHO = "echo + shm copy"
+"""What a store with one message a call could reach at most."""
 REDIS = "Redis"
 OURS, VIEWS, POSTED = "kvstored", "kvstored views", "kvstored posted"
 LEASED, UNCHECKED = "kvstored leased", "kvstored leased, unchecked"
@@ -34,6 +36,7 @@ CONTESTANTS = (
     Contestant(COPY_2, "copies", "two threads"),
     Contestant(SHARED, "copies", "shared"),
     Contestant(HASHED, "copies", "shared hashed"),
+    Contestant(ECHO, "copies", "shared echo"),
     Contestant("LMDB", "lmdb"),
     Contestant("files, tmpfs", "files", "tmpfs"),
     Contestant("files, page cache", "files", "disk"),

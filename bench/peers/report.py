@@ -101,10 +101,13 @@ def target_table(targets: Sequence[Checked]) -> str:
             f"{'>=' if each.is_least else '<='} {each.bound:g} {each.unit}",
             "" if each.measured is None else f"{each.measured:.3g} {each.unit}",
             words[each.is_met],
+            ""
+            if each.echoed is None
+            else f"a bare echo and the copy: {each.echoed:.3g} {each.unit}",
         ]
         for each in targets
     ]
-    return _table([["target", "bound", "measured", ""], *rows])
+    return _table([["target", "bound", "measured", "", "at most, with a message"], *rows])
 
 
 def duration_words(seconds: float) -> str:

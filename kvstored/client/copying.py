@@ -23,6 +23,7 @@ STEP_BYTES = 1 << 20
 _PARALLEL_BYTES, _NATIVE_PARALLEL_BYTES = 4 << 20, 16 << 20
 """Below this a second thread costs more than it saves; in C one is bound by the memory sooner."""
 _PAST_CACHE_BYTES = 8 << 20
+_CUT_BYTES = 4096
 _ONE_SHOT_BYTES = 64 << 10
 """Hashed by the one-shot call, which holds the GIL for the few microseconds that this takes."""
 
@@ -60,7 +61,9 @@ class Copier:
         return self._copied(runs, copied_out, inward=False, summed=True)
 
     def copy_out_unchecked(self, runs: Sequence[Run]) -> list[int]:
-        """Shared to private, without hashing; no checksums."""
+        """Shared to private, without hashing; no checksums, so that one large block is shared by the threads as well."""
+        if len(runs) == 1 and self._threads > 1 and runs[0].private.size >= self.parallel_bytes:
+            runs = _cut(runs[0], self._threads)
         return self._copied(runs, _copy_out_unchecked, inward=False, summed=False)
 
     def _copied(
@@ -169,6 +172,19 @@ def _shares(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
     if start < len(sizes):
         shares.append((start, len(sizes)))
     return shares
+
+
+def _cut(run: Run, count: int) -> list[Run]:
+    """About equal parts of a run, at most `count` of each of its extents."""
+    parts, start = list[Run](), 0
+    for extent in run.shared:
+        step = _CUT_BYTES * -(-extent.size // (count * _CUT_BYTES))
+        for at in range(0, extent.size, step):
+            shared = extent[at : at + step]
+            private = run.private[start + at : start + at + shared.size]
+            parts.append(Run(private, (shared,), (shared.size,)))
+        start += extent.size
+    return parts
 
 
 def _copy_in(run: Run) -> list[int]:

@@ -243,12 +243,9 @@ class LocalDataLink:
         except BaseException:
             self.session.release_later(answer.lease)
             raise
-        status = tuple(
-            [
-                ReadStatus.MISS if not hit and s == ReadStatus.HIT else _READ[s]
-                for s, hit in zip(acquired.status.tolist(), hits.tolist(), strict=True)
-            ]
-        )
+        is_bad = ~hits & (acquired.status == ReadStatus.HIT)
+        told = np.where(is_bad, np.uint8(ReadStatus.MISS), acquired.status)
+        status = tuple([_READ[s] for s in told.tolist()])
         sure_s = min(call.request.lease_ttl_ms / 1250 or _SURE_S, _SURE_S)
         return Leased(
             session=self.session,

@@ -32,12 +32,14 @@ class View:
         self.blocks: tuple[Block | None, ...] = leased.blocks
         self.status: tuple[ReadStatus, ...] = leased.status
         self.miss_reason: str = leased.miss_reason
-        self.lossy: tuple[bool, ...] = tuple(map(bool, leased.lossy or bytes(len(leased.status))))
+        self.lossy: tuple[bool, ...] = (
+            tuple(map(bool, leased.lossy)) if leased.lossy else (False,) * len(leased.status)
+        )
         """One a key: whether the block is near what was put and not equal; `exact=True` makes such a block a miss."""
 
     @property
     def hits(self) -> int:
-        return sum(block is not None for block in self.blocks)
+        return len(self.blocks) - self.blocks.count(None)
 
     @property
     def lease(self) -> int:

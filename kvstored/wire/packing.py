@@ -56,7 +56,7 @@ def pack_keys(keys: Sequence[bytes]) -> tuple[bytes, int]:
     if not keys:
         return b"", KEY_BYTES_MIN
     key_bytes = len(keys[0])
-    if any(len(key) != key_bytes for key in keys):
+    if set(map(len, keys)) != {key_bytes}:
         raise InvalidArgument(f"keys of one call have one length first={key_bytes}")
     check_keys(len(keys) * key_bytes, key_bytes)
     return b"".join(keys), key_bytes

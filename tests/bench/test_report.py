@@ -1,10 +1,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from bench.peers.contestants import (
     BY_NAME,
     CONTESTANTS,
     COPY_2,
+    ECHO,
     HASHED,
     OURS,
     OURS_COLD,
@@ -15,7 +18,7 @@ from bench.peers.contestants import (
 from bench.peers.figures import Failed, Figure, Measured
 from bench.peers.plan import COLD, GET, MIB, PUT, WARM, Shape
 from bench.peers.plot import plot
-from bench.peers.report import Run, duration_words, tables
+from bench.peers.report import Run, duration_words, tables, target_table
 from bench.peers.targets import LOOP_LAG, MATCH_1000, Checked, behind, checked
 
 SHAPE = Shape(MIB, 64, 1)
@@ -61,6 +64,18 @@ def test_targets_compare_with_the_ceiling_of_their_own_visit() -> None:
     assert found["get 1 MiB x 64, views (unchecked) / shm copy"].is_met is False
     assert found["get 1 MiB x 64 from disk / O_DIRECT read"].is_met is True
     assert found["put 1 MiB x 64 / shm copy"].is_met is False
+
+
+def test_targets_of_ways_with_a_message_tell_what_an_echo_and_the_copy_reach() -> None:
+    figures = [_figure(ECHO, 0.8), _figure(HASHED, 0.5), _figure(ECHO, 0.7, verb=PUT)]
+    found = _by_name(checked(figures, {}))
+    assert found["get 1 MiB x 64, leased, unchecked / shm copy"].echoed == 0.8
+    # the copy takes 1, its checksum 1 more, the echo 0.25
+    hashed = found["get 1 MiB x 64, kvstored leased / copy + xxh3"]
+    assert hashed.echoed == pytest.approx(2 / 2.25)
+    assert found["get 1 MiB x 64, kvstored / copy + xxh3"].echoed is None
+    assert found["put 1 MiB x 64 / shm copy"].echoed == 0.7
+    assert "a bare echo and the copy: 0.889 x" in target_table(list(found.values()))
 
 
 def test_single_calls_are_compared_with_redis_and_every_peer_by_time() -> None:

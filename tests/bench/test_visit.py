@@ -29,7 +29,7 @@ def _children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-@pytest.mark.parametrize("name", ["shm copy", "copy + xxh3", "memory copy, 2 threads", "LMDB"])
+@pytest.mark.parametrize("name", ["shm copy", "echo + shm copy", "memory copy, 2 threads", "LMDB"])
 def test_a_visit_measures_every_cell_and_leaves_no_process(name: str, tmp_path: Path) -> None:
     before = _children()
     done = visited(_visit(name), BY_NAME[name], own(), PACE, tmp_path / "log")

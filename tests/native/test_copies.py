@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -32,6 +33,13 @@ def empty(size: int, offset: int) -> Bytes:
     return np.zeros(size + offset, dtype=np.uint8)[offset:]
 
 
+def placed(size: int, offset: int) -> Bytes:
+    """So many bytes behind the begin of a cache line."""
+    memory = np.zeros(size + 128, dtype=np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    return memory[start : start + size]
+
+
 @pytest.mark.parametrize("past_cache", [False, True])
 def test_checksums_are_those_of_xxhash_at_every_size_and_alignment(
     copies: native.Copies, past_cache: bool
@@ -51,6 +59,23 @@ def test_checksums_are_those_of_xxhash_at_every_size_and_alignment(
         assert copies.copy_runs([run], True, False, past_cache) == []
         assert np.array_equal(middle, source)
         assert (target[0], target[-1]) == (0, 0)
+
+
+def test_stores_past_the_caches_write_the_bytes_and_no_others_wherever_they_begin(
+    copies: native.Copies,
+) -> None:
+    """A numpy array of some MiB begins 16 bytes behind a page: other stores than where it is a multiple of 32."""
+    size = 40_000
+    source = random_bytes(random.Random(2), size)
+    for offset in range(64):
+        for summed in (False, True):
+            memory = placed(size + 200, offset)
+            run = (memory[100:-100], (source,), (size,))
+            sums = copies.copy_runs([run], False, summed, True)
+            assert sums == [xxhash.xxh3_64_intdigest(source.data)] * summed
+            assert np.array_equal(memory[100:-100], source)
+            assert not memory[:100].any()
+            assert not memory[-100:].any()
 
 
 def cuts(rng: random.Random, total: int, count: int) -> list[tuple[int, int]]:
@@ -164,11 +189,12 @@ def test_ranges_of_a_block_verify_as_the_whole_and_fill_only_their_buffers(
         copies.copy_walks([(whole.shared, whole.gather.spread, None)], False, True, False)
 
 
+@pytest.mark.parametrize("offset", [0, 16])
 def test_the_checksum_is_that_of_the_copy_whatever_becomes_of_the_source_meanwhile(
-    copies: native.Copies,
+    copies: native.Copies, offset: int
 ) -> None:
     size, stop = 100_000 + 12 * 13_000, threading.Event()
-    shared, target = np.zeros(size, dtype=np.uint8), empty(size, 0)
+    shared, target = np.zeros(size, dtype=np.uint8), placed(size, offset)
     versions = [random_bytes(random.Random(seed), size) for seed in range(2)]
     # large runs are summed as they are loaded, small ones where they were copied to
     small = [empty(13_000, 0) for _ in range(12)]
@@ -180,10 +206,10 @@ def test_the_checksum_is_that_of_the_copy_whatever_becomes_of_the_source_meanwhi
             for version in versions:
                 np.copyto(shared, version)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)  # it outlives a failure
     writer.start()
     torn = 0
-    ends_s = time.monotonic() + 1.5
+    ends_s = time.monotonic() + 1
     while time.monotonic() < ends_s:
         for past_cache in (False, True):
             run, walk = (target, (shared,), (size,)), ((shared,), spread, None)
@@ -314,6 +340,27 @@ def test_no_share_of_a_copy_that_was_interrupted_runs_on(copier: Copier) -> None
         assert len(ended) == count
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("extents", [1, 3])
+def test_one_large_block_is_shared_by_threads_where_nothing_is_summed(
+    copier: Copier, monkeypatch: pytest.MonkeyPatch, extents: int
+) -> None:
+    size = (16 << 20) + 777
+    source, target = random_bytes(random.Random(6), size), empty(size, 0)
+    shared = tuple(source[a:b] for a, b in cuts(random.Random(7), size, extents))
+    shares, in_shares = list[int](), copier.in_shares
+
+    def seen(sizes: Sequence[int], copy: Callable[[int, int], list[int]]) -> list[int]:
+        shares.extend(sizes)
+        return in_shares(sizes, copy)
+
+    monkeypatch.setattr(copier, "in_shares", seen)
+    assert copier.copy_out_unchecked([Run(target, shared, (size,))]) == []
+    assert np.array_equal(target, source)
+    assert len(shares) >= 3
+    assert max(shares) - size // 3 <= 4096
+    copier.close()
 
 
 def test_gathers_of_memory_that_c_does_not_take_go_by_numpy_beside_others(copier: Copier) -> None:

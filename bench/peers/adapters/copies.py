@@ -1,5 +1,6 @@
 """The ceilings: copies within one process, without any store. Ways: `private` and `two threads` between private buffers, `shared` into
-and out of a memfd mapping, `shared hashed` the same with xxh3-64 of each block.
+and out of a memfd mapping, `shared hashed` the same with xxh3-64 of each block, `shared echo` with one round trip of a message before it, of two
+plain processes over a Unix socket.
 """
 
 import mmap
@@ -9,11 +10,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.peers.adapters.base import Address, Bytes, Environment, Need, Store
 from bench.peers.environment import own
+
+if TYPE_CHECKING:
+    from bench.loop import Echo
+
+MESSAGE_BYTES = 128
+"""About an Acquire of one key."""
 
 
 class Nothing:
@@ -53,6 +61,7 @@ class Copies(Store):
         self._used: dict[bytes, int] = {}
         self._is_hashing = way == "shared hashed"
         self._pool = ThreadPoolExecutor(2) if way == "two threads" else None
+        self._echo = _echo() if way == "shared echo" else None
 
     def put(self, keys: Sequence[bytes], buffers: Sequence[Bytes]) -> None:
         slots = [self._free.popleft() for _ in keys]
@@ -68,10 +77,14 @@ class Copies(Store):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+        if self._echo is not None:
+            self._echo.close()
 
     def _copy(
         self, targets: Sequence[Bytes], sources: Sequence[Bytes], private: Sequence[Bytes]
     ) -> None:
+        if self._echo is not None:
+            self._echo.call()
         if self._pool is None:
             _copied(targets, sources)
         elif len(targets) == 1:
@@ -89,6 +102,12 @@ class Copies(Store):
 
             for block in private:
                 xxhash.xxh3_64_intdigest(block.data)
+
+
+def _echo() -> "Echo":
+    from bench.loop import Echo
+
+    return Echo(MESSAGE_BYTES)
 
 
 def _copied(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
