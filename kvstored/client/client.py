@@ -63,6 +63,7 @@ class Client:
         self._clock = clock or SystemClock()
         self._is_closed = False
         self._settling = threading.Lock()
+        self._counting = threading.Lock()
         self._put: Counter[FillStatus] = Counter()
         """What became of blocks that were to be posted and had to be put."""
         self._start()
@@ -100,14 +101,16 @@ class Client:
         """Waits until what was posted is stored, or is known not to be; what became of it since the last flush."""
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         found = Counter[FillStatus]() if self._is_closed else self._transport.flush(wait_s)
-        put, self._put = self._put, Counter()
+        with self._counting:
+            put, self._put = self._put, Counter()
         return Posted(found + put)
 
     def may_post(self, post: Post, timeout_s: float) -> bool:
         return self._is_settled and not self._is_closed and self._transport.post(post, timeout_s)
 
     def posted(self, status: Sequence[FillStatus]) -> None:
-        self._put.update(status)
+        with self._counting:
+            self._put.update(status)
 
     def optimistic_reads(self) -> OptimisticReads:
         """What became of keys that were looked for without a message, since this client was made; zeros over gRPC."""
@@ -144,6 +147,7 @@ class Client:
         self._transport.forked()
         if not self._is_closed:
             self._settling = threading.Lock()
+            self._counting = threading.Lock()
             self._put = Counter()
             self._start()
 

@@ -21,6 +21,7 @@ from kvstored.client.local import LocalDataLink
 from kvstored.clock import Clock
 from kvstored.core.calls import FillStatus
 from kvstored.core.hints import Hint
+from kvstored.core.types import BATCH_KEYS_MAX
 from kvstored.errors import Busy, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
 from kvstored.wire.packing import pack_keys, pack_u64
@@ -48,7 +49,8 @@ class _Batch:
 
     def takes(self, post: Post) -> bool:
         kind = self.plain.namespace, self.hint, self.key_bytes
-        return kind == (post.plain.namespace, post.hint, len(post.keys.keys[0]))
+        is_alike = kind == (post.plain.namespace, post.hint, len(post.keys.keys[0]))
+        return is_alike and self.blocks + len(post.keys) <= BATCH_KEYS_MAX
 
     def share(self, left: int) -> float:
         """Of what one message takes. `left`: places for more; it takes no more than half of all, so that there are some until others come."""

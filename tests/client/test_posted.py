@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from kvstored.client import Client, FillStatus, Keys, Namespace
 from kvstored.client.optimistic import Optimistic
-from kvstored.client.posted import Posts
+from kvstored.client.posted import BATCH_BLOCKS, Posts
+from kvstored.core.types import BATCH_KEYS_MAX
 from kvstored.errors import KvstoredError, NotFound
 from kvstored.pb import kvstored_pb2 as pb
 from tests.client.test_aside import SIZE, are_right, held_bytes, new_keys, sent
@@ -131,6 +133,19 @@ def test_one_known_block_costs_the_others_nothing(
     assert (done.committed, done.present) == (2 * len(known), 2 * len(known))
     for keys in (before, known, after):
         assert are_right(namespace, keys)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_no_message_tells_of_more_blocks_than_it_may(client: Client) -> None:
+    namespace = client.open_namespace(spec_of(4096))
+    for _ in range(4):
+        post(namespace, new_keys(BATCH_KEYS_MAX // 2))
+        client.flush()
+    few, many = new_keys(BATCH_BLOCKS - 1), new_keys(BATCH_KEYS_MAX - 8)
+    post(namespace, few)
+    post(namespace, many)
+    assert client.flush().committed == len(few) + len(many)
+    assert are_right(namespace, few)
 
 
 def test_all_places_come_back(
@@ -292,14 +307,16 @@ def test_interrupts_cost_blocks_and_never_a_wrong_one(
 ) -> None:
     rng = random.Random(7)
     batches = [new_keys(1 + n % 9) for n in range(300)]
-    interrupted = 0
+    interrupted, left = 0, iter(batches)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        for keys in batches:
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 800e-6))
+        for _ in batches:  # each interrupt costs a turn; one may come late
             try:
-                post(namespace, keys)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                for keys in left:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 800e-6))
+                    post(namespace, keys)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                time.sleep(0.01)
             except KeyboardInterrupt:
                 interrupted += 1
     finally:
