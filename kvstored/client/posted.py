@@ -143,15 +143,16 @@ class Posts:
         self._begun.set()
 
     def _go_on(self, link: LocalDataLink, timeout_s: float) -> None:
-        """Orders places when a batch is half full: the answer to the one before is there by then, and its own when the batch is full."""
+        """Orders places when a batch is half full: the answer to the one before is there by then, and its own when the batch is full. One that is full
+        at once is told first: its order is carried out while the next one is copied."""
         batch = self._batch
         assert batch is not None, "something was added"
         share = batch.share(link.borrowed.stock.left(batch.plain.namespace))
+        if share >= 1:
+            self._tell(link, timeout_s)
         if share >= 0.5 and not batch.has_ordered:
             batch.has_ordered = True
             self._order(link, batch.plain, batch.blocks, timeout_s)
-        if share >= 1:
-            self._tell(link, timeout_s)
 
     def _order(self, link: LocalDataLink, plain: Plain, blocks: int, timeout_s: float) -> None:
         stock = link.borrowed.stock
