@@ -158,18 +158,16 @@ class Puts:
             shell.tiers.arena.fill_many(_nameless(session, layout, aside, length, now_s))
         return aside
 
-    def hung_up(self, connection: int) -> None:
-        """By closing it a client says that it writes no more to what was set aside for it: that is free at once."""
-        if connection in self._setting_aside:
+    def disconnected(self, connection: int, *, has_hung_up: bool) -> None:
+        """A client that closed it says so that it writes no more to what was set aside for it: that is free at once. Else it goes to quarantine."""
+        if connection not in self._setting_aside:
+            return
+        self._setting_aside.discard(connection)
+        if has_hung_up:
             self._catalog.asides.hung_up(connection)
-            self._shell.apply()
-
-    def disconnected(self, connection: int) -> None:
-        """Whoever ended it: what is still set aside goes to quarantine."""
-        if connection in self._setting_aside:
-            self._setting_aside.discard(connection)
+        else:
             self._catalog.asides.peer_left(connection, self._shell.now_s())
-            self._shell.apply()
+        self._shell.apply()
 
     def put_aside(
         self,

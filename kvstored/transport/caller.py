@@ -50,8 +50,5 @@ class Service(Protocol):
 
     def connected(self, caller: Caller) -> None: ...
 
-    def hung_up(self, caller: Caller) -> None:
-        """It was the peer who closed the connection; `disconnected` follows."""
-
-    def disconnected(self, caller: Caller) -> None:
-        """Every connected caller ends here exactly once, after its running call has ended."""
+    def disconnected(self, caller: Caller, *, has_hung_up: bool) -> None:
+        """Every connected caller ends here exactly once, after its running call has ended. `has_hung_up`: it was the peer who closed the connection."""

@@ -209,9 +209,8 @@ class _Connection:
             self._stop_reading()
             self._cancel_stall()
             self.sock.close()
-            if isinstance(self._ended, _HungUpError):
-                self._service.hung_up(self._caller)
-            self._service.disconnected(self._caller)
+            has_hung_up = isinstance(self._ended, _HungUpError)
+            self._service.disconnected(self._caller, has_hung_up=has_hung_up)
 
     # ---- receiving
 

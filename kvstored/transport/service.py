@@ -121,11 +121,8 @@ class StoreService:
 
     def connected(self, caller: Caller) -> None: ...
 
-    def hung_up(self, caller: Caller) -> None:
-        self._store.puts.hung_up(caller.connection_id)
-
-    def disconnected(self, caller: Caller) -> None:
-        self._store.puts.disconnected(caller.connection_id)
+    def disconnected(self, caller: Caller, *, has_hung_up: bool) -> None:
+        self._store.puts.disconnected(caller.connection_id, has_hung_up=has_hung_up)
         self._store.clients.disconnected(caller.connection_id)
 
     # ---- sessions

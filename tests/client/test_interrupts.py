@@ -16,9 +16,11 @@ import pytest
 from kvstored.client import Client, FillStatus, Keys, Namespace
 from kvstored.client.channel import CONNECTIONS_MAX, LocalChannel
 from kvstored.client.local_transport import LocalTransport
-from tests.client.test_aside import SIZE, new_keys, put
-from tests.crash.blocks import content_of, is_right, spec_of
+from tests.client.test_aside import SIZE, namespace, new_keys, put
+from tests.crash.blocks import content_of, is_right
 from tests.crash.served import Served
+
+__all__ = ["namespace"]
 
 Act = Callable[[Namespace], Keys]
 
@@ -46,11 +48,6 @@ def dropped() -> Iterator[None]:
 def client(served: Served) -> Iterator[Client]:
     with Client(served.address, timeout_s=5) as client:
         yield client
-
-
-@pytest.fixture
-def namespace(client: Client) -> Namespace:
-    return client.open_namespace(spec_of(SIZE))
 
 
 def interrupted(namespace: Namespace, act: Act, nth: int) -> bool:

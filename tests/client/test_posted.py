@@ -20,11 +20,11 @@ from kvstored.client.posted import BATCH_BLOCKS, Posts
 from kvstored.core.types import BATCH_KEYS_MAX
 from kvstored.errors import KvstoredError, NotFound
 from kvstored.pb import kvstored_pb2 as pb
-from tests.client.test_aside import SIZE, are_right, held_bytes, new_keys, sent
+from tests.client.test_aside import SIZE, are_right, client, held_bytes, namespace, new_keys, sent
 from tests.crash.blocks import content_of, is_right, spec_of, tokens_of
 from tests.crash.served import ROOT, Served, environment, free_port, wait_until
 
-__all__ = ["sent"]
+__all__ = ["client", "namespace", "sent"]
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +32,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     with Served(folder, dram="256MiB", disk="0B", listen=f"127.0.0.1:{free_port()}") as served:
         yield served
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[Client]:
-    wait_until(lambda: not held_bytes(served), what="nothing is left of the test before")
-    with Client(served.address) as client:
-        yield client
-
-
-@pytest.fixture
-def namespace(client: Client) -> Namespace:
-    return client.open_namespace(spec_of(SIZE))
 
 
 @pytest.fixture

@@ -84,10 +84,7 @@ class FakeService:
     def connected(self, caller: Caller) -> None:
         self.connections.add(caller.connection_id)
 
-    def hung_up(self, caller: Caller) -> None:
-        pass
-
-    def disconnected(self, caller: Caller) -> None:
+    def disconnected(self, caller: Caller, *, has_hung_up: bool) -> None:
         self.connections.remove(caller.connection_id)
         for token, tied in list(self.sessions.items()):
             if caller.connection_id in tied:

@@ -400,7 +400,7 @@ def test_a_disconnected_session_loses_what_it_held_after_its_time(tmp_path: Path
         await peer.put(range(1))
         await peer.call("Acquire", peer.acquire(keys_of(range(1))))
         await peer.call("Reserve", peer.reserve(keys_of(range(5, 6))))
-        peer.service.disconnected(CALLER)
+        peer.service.disconnected(CALLER, has_hung_up=False)
         peer.world.clock.advance(9.0)
         await peer.world.janitor.expire_once()
         assert peer.world.catalog.counts["leases"] == 1
@@ -415,7 +415,7 @@ def test_a_disconnected_session_loses_what_it_held_after_its_time(tmp_path: Path
 def test_a_detached_session_outlives_its_connection(tmp_path: Path) -> None:
     async def test(peer: Peer) -> None:
         opened = await peer.call("OpenSession", pb.OpenSessionRequest(detached=True))
-        peer.service.disconnected(CALLER)
+        peer.service.disconnected(CALLER, has_hung_up=False)
         for _ in range(3):
             peer.world.clock.advance(8.0)
             await peer.world.janitor.expire_once()
