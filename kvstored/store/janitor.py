@@ -190,8 +190,8 @@ class Janitor:
         self._store.accesses.judge_once()
 
     def _dirty_bytes(self) -> int:
-        """About: as if dirty copies were as large as others."""
-        use = next(u for u in self._shell.catalog.tier_use() if u.tier is TierId.DRAM)
+        """About: as if dirty copies were as large as others, and without those whose books are not made."""
+        use = next(u for u in self._shell.behind.tier_use() if u.tier is TierId.DRAM)
         return use.used_units * UNIT_BYTES * use.dirty_copies // max(use.copies, 1)
 
     async def flush_counters_once(self) -> None:
@@ -290,10 +290,10 @@ class Janitor:
         return not self._store.mover.tasks_now
 
     def _is_clean(self) -> bool:
-        return self._is_still() and not self._dirty_bytes()
+        return self._is_still() and not self._shell.unsettled and not self._dirty_bytes()
 
     def _wants_nothing(self) -> bool:
-        return self._is_still() and self._shell.catalog.page_ins.is_idle
+        return self._is_still() and self._shell.behind.page_ins.is_idle
 
     def _judges_nothing(self) -> bool:
         return not len(self._store.accesses.residents)

@@ -52,10 +52,11 @@ class Rounds:
             self._shell.counts["gathered_blocks", ""] += sum(map(copies_in, done.writes))
 
     def page_in(self) -> None:
-        page_ins = self._shell.catalog.page_ins
-        page_ins.expect(self._shell.now_s())
-        if bounded := self._load_bytes():
-            self._run(Bounds(load_bytes=bounded))
+        page_ins = self._shell.behind.page_ins
+        if not page_ins.is_idle:  # else no reason to make the books of puts now
+            self._shell.catalog.page_ins.expect(self._shell.now_s())
+            if bounded := self._load_bytes():
+                self._run(Bounds(load_bytes=bounded))
         for (signal, how), count in page_ins.ended.items():
             self._shell.counts["page_in_blocks", f"{signal}:{how}"] += count
         page_ins.ended.clear()
