@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import NO_FINGERPRINT, Fingerprint, PieceRow, Reason, Reserve
+from kvstored.core.calls import (
+    NO_FINGERPRINT,
+    Fingerprint,
+    PieceRow,
+    Reason,
+    Reserve,
+)
 from kvstored.core.columnar import FreedMany, GrantedMany, Places, named, no_places
 from kvstored.core.eviction import Evictor
 from kvstored.core.placing import WRITE_TIER
@@ -26,6 +32,7 @@ from kvstored.core.plain import (
     paths_from,
     ready_at_once,
 )
+from kvstored.core.planned import Planned, PlannedOne, Single, SingleGrant, together
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.rights import Rights
 from kvstored.core.space import units_of
@@ -57,16 +64,6 @@ class SetAside:
     generations: NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A put into places set aside: its blocks are stored, the books of it are not made yet. `many`: as a reservation would tell it."""
-
-    call: Reserve
-    many: GrantedMany
-    paths: Paths
-    checksums: NDArray[np.uint64]
-
-
 class Asides:
     """`rights`: whose ids these share, so that one is never taken for a fill."""
 
@@ -79,7 +76,7 @@ class Asides:
         self._rights = rights
         self._held: dict[int, Held] = {}
         self._units: Counter[int] = Counter()
-        self._planned: list[Planned] = []
+        self._planned: list[Planned | PlannedOne] = []
         self._planned_paths = 0
         self._depths: dict[Fingerprint, int] = {}
         """Of the blocks that are planned, and of those above them that will stand in because nobody knows them."""
@@ -115,10 +112,10 @@ class Asides:
 
     def plan(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
-    ) -> Planned | None:
-        """Takes blocks whose bytes already lie there, one place a key; None, with nothing done, where that cannot be: a key is known,
-        the blocks are not plain, a place is not this session's. Any number may be planned, one below the other too, until `settle`, which
-        comes before anything else looks at the books."""
+    ) -> GrantedMany | None:
+        """Takes blocks whose bytes already lie there, one place a key, and tells of them as of a reservation; None, with nothing done, where that
+        cannot be: a key is known, the blocks are not plain, a place is not this session's. Any number may be planned, one below the other too, until
+        `settle`, which comes before anything else looks at the books."""
         books, held = self._books, self._mine(call, ids)
         begins = [] if held is None else self._begins(call)
         if held is None or not begins or not ready_at_once(books, call, begins):
@@ -131,35 +128,73 @@ class Asides:
             lengths=[end - begin for begin, end in zip(begins, ends, strict=True)],
             parents=[self._above(call, begin) for begin in begins],
         )
-        planned = Planned(call, self._told(call, ids[0], paths), paths, checksums)
+        told = self._told(call, ids[0], paths)
         for id_ in ids:
             del self._held[id_]
         self._count(call.session, -int(paths.places.units.sum()))
-        self._planned.append(planned)
+        self._planned.append(Planned([call], paths, checksums))
         self._planned_paths += len(begins)
-        return planned
+        return told
 
-    def settle(self, now_s: float) -> list[tuple[Reserve, Rows]]:
-        """The books of all that was planned, in its order: each call with its blocks."""
+    def plan_one(self, put: Single, id_: int, checksum: int) -> SingleGrant | None:
+        """`plan` for one block: arrays cost more than they save."""
+        held = self._held.get(id_)
+        if held is None or held[:3] != put[:3] or not self._is_new(put):
+            return None
+        books, known, parent = self._books, self._depths, put.parent
+        if parent is not None and not self._may_follow(put.ns, parent):
+            parent = None
+        depth = 0
+        if parent is not None:
+            known[parent] = self._depth(parent)
+            depth = 1 + known[parent]
+        known[put.fingerprint] = depth
+        units = units_of(put.length)
+        del self._held[id_]
+        self._count(put.session, -units)
+        heat = Heat.SINK if depth < books.sink_blocks(put.ns) else Heat.COLD
+        place = Extent(held.segment, held.start, units)
+        grant = SingleGrant(place, books.next_generation(), parent, depth, heat)
+        self._planned.append(PlannedOne(put, grant, checksum))
+        self._planned_paths += 1
+        return grant
+
+    def settle(self, now_s: float) -> list[tuple[Reserve | Single, Rows]]:
+        """The books of all that was planned, in its order: each put with its blocks."""
         planned, self._planned = self._planned, []
         self._planned_paths = 0
         self._depths.clear()
-        done: list[tuple[Reserve, Rows]] = []
-        for _, together in groupby(planned, key=lambda each: each.call.ns):
-            done += self._put(list(together), now_s)
+        done: list[tuple[Reserve | Single, Rows]] = []
+        for _, some in groupby(together(planned), key=lambda each: each.puts[0].ns):
+            done += self._put(list(some), now_s)
         return done
 
-    def _put(self, planned: Sequence[Planned], now_s: float) -> Iterator[tuple[Reserve, Rows]]:
-        ns, length = planned[0].call.ns, planned[0].many.length
+    def _put(
+        self, planned: Sequence[Planned], now_s: float
+    ) -> Iterator[tuple[Reserve | Single, Rows]]:
+        ns = planned[0].puts[0].ns
+        length = self._books.layouts[ns].spec.groups[0].bytes_per_block
         laid = lay_paths(self._books, ns, [each.paths for each in planned], length)
         checksums = np.concatenate([each.checksums for each in planned])
         lengths = [count for each in planned for count in each.paths.lengths]
         make_ready(self._books, ns, laid, checksums, lengths, now_s)
         begin = 0
         for each in planned:
-            end = begin + len(each.many)
-            yield each.call, laid.blocks[begin:end]
-            begin = end
+            blocks = len(each.paths) // len(each.puts)
+            for put in each.puts:
+                yield put, laid.blocks[begin : begin + blocks]
+                begin += blocks
+
+    def _is_new(self, put: Single) -> bool:
+        """A plain block that nobody knows, and that becomes readable as `make_ready` does it."""
+        books = self._books
+        if put.ns in books.retired or WRITE_TIER in books.recovering:
+            return False
+        if put.fingerprint in self._depths or books.index.find_one(put.fingerprint) >= 0:
+            return False
+        if put.parent is None or not books.partials:
+            return True
+        return books.index.find_one(put.parent) not in books.partials
 
     def _begins(self, call: Reserve) -> list[int]:
         """Where its paths begin, if these are plain blocks that nobody knows; else nothing."""
@@ -178,10 +213,14 @@ class Asides:
         """What key i is below; None where that is no block to follow."""
         if not call.parents.known[i]:
             return None
-        books, parent = self._books, parent_of(call, i)
+        parent = parent_of(call, i)
+        return parent if self._may_follow(call.ns, parent) else None
+
+    def _may_follow(self, ns: NamespaceId, parent: Fingerprint) -> bool:
+        """Whether a block may be below this one, where that is known."""
+        books = self._books
         above = books.index.find_one(parent)
-        can = above < 0 or can_follow(books, books.layouts[call.ns], above)
-        return parent if can else None
+        return above < 0 or can_follow(books, books.layouts[ns], above)
 
     def _told(self, call: Reserve, first: int, paths: Paths) -> GrantedMany:
         """Also notes how deep they are, for paths that go on below."""

@@ -37,6 +37,7 @@ from kvstored.core.leases import Leases
 from kvstored.core.looking import Looking
 from kvstored.core.naming import check_replaceable, forget_blocks, readable_rows
 from kvstored.core.plan import Bounds
+from kvstored.core.planned import Single, SingleGrant
 from kvstored.core.quarantine import Quarantine
 from kvstored.core.recovery import Recovery
 from kvstored.core.referring import tell_contents
@@ -242,21 +243,20 @@ class Catalog:
     def put_aside(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
     ) -> GrantedMany | None:
-        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. `settle` makes its books,
-        before any other call but this one."""
+        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. Before any other call comes `settle`."""
         self._know(call.session)
         self._fills.check(call)
-        planned = self.asides.plan(call, ids, checksums)
-        return None if planned is None else planned.many
+        return self.asides.plan(call, ids, checksums)
 
-    @property
-    def unsettled_work(self) -> int:
-        return self.asides.planned_work
+    def put_one_aside(self, put: Single, id_: int, checksum: int) -> SingleGrant | None:
+        """The same of one block."""
+        self._fills.check_open(put.session, 1)
+        return self.asides.plan_one(put, id_, checksum)
 
     def settle(self, now_s: float) -> None:
         """All blocks of `put_aside` are visible then."""
-        for call, blocks in self.asides.settle(now_s):
-            self._claims.stored(call, blocks, now_s)
+        for put, blocks in self.asides.settle(now_s):
+            self._claims.stored(put, blocks, now_s)
 
     def clear_rows(self, ns: NamespaceId, rows: Rows, now_s: float) -> int:
         """Forget these rows as far as they still are blocks of the namespace."""

@@ -18,6 +18,7 @@ from kvstored.core.books import Books
 from kvstored.core.calls import Pinned, Reason, Reserve, TouchEvent
 from kvstored.core.eviction import Evictor
 from kvstored.core.hints import NO_HINT, Hint
+from kvstored.core.planned import Single
 from kvstored.core.readability import NOT_READABLE
 from kvstored.core.rights import Fill, FillRun
 from kvstored.core.shares import Share
@@ -184,7 +185,7 @@ class Claims:
         request = self.request(session, id_)
         return self._join(request, self._run(keys, request.ns))
 
-    def stored(self, put: Fill | FillRun | Reserve, blocks: Rows, now_s: float) -> None:
+    def stored(self, put: Fill | FillRun | Reserve | Single, blocks: Rows, now_s: float) -> None:
         """Blocks of it became readable. A request that is over is no error, and neither is one of another namespace: it has no such blocks."""
         if put.hint != NO_HINT:
             self._books.hint(blocks, put.hint, now_s)

@@ -31,7 +31,7 @@ from kvstored.core.readability import NOT_READABLE
 from kvstored.core.referring import is_lossy
 from kvstored.core.rights import Fill, FillRun, Rights
 from kvstored.core.space import units_in
-from kvstored.core.types import NamespaceId, TierId
+from kvstored.core.types import NamespaceId, SessionId, TierId
 from kvstored.errors import Busy, InvalidArgument
 
 
@@ -150,8 +150,12 @@ class Fills:
             raise InvalidArgument("a key is its own parent: a block's parent is the one before it")
         if not 0 <= call.shard < layout.spec.shards:
             raise InvalidArgument(f"no such shard: shard={call.shard} shards={layout.spec.shards}")
-        opened = self.open.opened(call.session)
-        if opened + len(call.keys) > self._books.limits.fills_per_session_max:
+        self.check_open(call.session, len(call.keys))
+
+    def check_open(self, session: SessionId, more: int) -> None:
+        """Raise where a session would have too many."""
+        opened = self.open.opened(session)
+        if opened + more > self._books.limits.fills_per_session_max:
             raise Busy(f"too many open fills: open={opened}; commit or abort some first")
 
     def _reserve_one(

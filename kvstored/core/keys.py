@@ -131,6 +131,12 @@ def fingerprint(key: bytes, seed: int) -> tuple[int, int]:
     return value & 0xFFFF_FFFF_FFFF_FFFF, value >> 64
 
 
+def checked_fingerprint(key: bytes, seed: int) -> tuple[int, int]:
+    """The same; raises InvalidArgument for a key of a length that no key may have."""
+    _check_key_bytes(len(key))
+    return fingerprint(key, seed)
+
+
 def key_batch(packed: bytes, key_bytes: int, seed: int) -> KeyBatch:
     """Keys of one call with their fingerprints; raises InvalidArgument for any shape a call may not
     have.

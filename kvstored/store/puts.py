@@ -12,15 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.asides import SetAside
-from kvstored.core.calls import Committed, FillStatus, Granted, Reserve
+from kvstored.core.calls import (
+    NO_FINGERPRINT,
+    Committed,
+    FillStatus,
+    Granted,
+    Reserve,
+)
 from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import GrantedMany, Reserved
+from kvstored.core.planned import Single
 from kvstored.core.rights import FillRun
 from kvstored.core.types import Layout, SessionId
 from kvstored.errors import Busy, InvalidArgument
 from kvstored.store.sessions import Session
 from kvstored.store.shell import Shell, fingerprint_bytes
-from kvstored.tiers.filling import FillingColumns
+from kvstored.tiers.filling import FillingColumns, ReadyOne
 from kvstored.tiers.record import Record, State
 
 Columns = tuple[int, ...]
@@ -135,7 +142,7 @@ class Puts:
         shell = self._shell
         if not shell.unsettled:
             return
-        if not 0 < shell.behind.unsettled_work < TOGETHER_WORK:
+        if not 0 < shell.behind.asides.planned_work < TOGETHER_WORK:
             shell.settle()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self._settle_late)
@@ -179,19 +186,54 @@ class Puts:
     ) -> bool:
         """Whether the blocks, whose bytes lie in places set aside, are stored now: all, or with nothing done none. Their records are
         written; the books follow in `settle`."""
+        self._settle_commit()
         shell, now_s = self._shell, self._shell.now_s()
-        if shell.unsettled and not shell.behind.unsettled_work:
-            shell.settle()  # a commit's
         many = shell.behind.put_aside(call, ids, checksums)
         if many is None:
             return False
         shell.tiers.arena.fill_many(_columns(session, layout, call, many, now_s), checksums)
-        if not shell.unsettled:
-            shell.unsettled.append(self._put_together)
+        self._planned(many.length, len(many))
         if call.contents is not None:
             shell.unsettled.append(lambda: self._tell_contents(call))
-        self._count_put(many.length, len(many))
         return True
+
+    def put_one_aside(
+        self, session: Session, layout: Layout, put: Single, key: bytes, id_: int, checksum: int
+    ) -> bool:
+        """The same of one block."""
+        self._settle_commit()
+        shell, now_s = self._shell, self._shell.now_s()
+        grant = shell.behind.put_one_aside(put, id_, checksum)
+        if grant is None:
+            return False
+        ready = ReadyOne(
+            digest=layout.digest,
+            key=key,
+            fingerprint=fingerprint_bytes(put.fingerprint),
+            parent=fingerprint_bytes(grant.parent or NO_FINGERPRINT),
+            extent=grant.place,
+            generation=grant.generation,
+            depth=grant.depth,
+            heat=int(grant.heat),
+            length=put.length,
+            valid_tokens=layout.spec.block_tokens,
+            last_s=now_s,
+            owner_pid=session.pid,
+            checksum=checksum,
+        )
+        shell.tiers.arena.fill_one(ready)
+        self._planned(put.length, 1)
+        return True
+
+    def _settle_commit(self) -> None:
+        """What is left undone is of puts into places set aside alone."""
+        if self._shell.unsettled and not self._shell.behind.asides.planned_work:
+            self._shell.settle()
+
+    def _planned(self, length: int, blocks: int) -> None:
+        if not self._shell.unsettled:
+            self._shell.unsettled.append(self._put_together)
+        self._count_put(length, blocks)
 
     def _put_together(self) -> None:
         self._shell.behind.settle(self._shell.now_s())

@@ -28,7 +28,7 @@ from kvstored.tiers import record as layout
 from kvstored.tiers import segment as shared
 from kvstored.tiers import views as memory
 from kvstored.tiers.base import Carried, Counters, PieceRef, PieceRun, ScanBatch, Views
-from kvstored.tiers.filling import FillingColumns
+from kvstored.tiers.filling import FillingColumns, ReadyOne
 from kvstored.tiers.marks import Lineages
 from kvstored.tiers.record import NO_SEGMENT, RECORD_BYTES, Record, Records, State
 from kvstored.tiers.segment import Segment
@@ -174,6 +174,10 @@ class Arena:
     ) -> None:
         """`mark_filling` for many plain pieces; with the checksums of their bytes, which are there, `mark_ready` too."""
         marks.fill(self._segments, filling, checksums)
+
+    def fill_one(self, ready: ReadyOne) -> None:
+        """The same of one piece, whose bytes are there."""
+        marks.make_one(self._segments, ready)
 
     def ready_many(self, places: Places, checksums: NDArray[np.uint64]) -> None:
         """`mark_ready` for many pieces of one extent each."""

@@ -1,6 +1,7 @@
 """Records of plain pieces that are put: written FILLING, or READY where their bytes are there already. No I/O here."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from kvstored.core.columnar import Places
 from kvstored.core.types import KEY_BYTES_MAX, Extent
 from kvstored.tiers import record as layout
+
+_READY = int(layout.State.READY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +65,33 @@ def pack_many(filling: FillingColumns, sums: NDArray[np.uint64] | None = None) -
     return records
 
 
-def pack_ready(filling: FillingColumns, checksum: int) -> bytes:
-    """The same for a single piece, whose bytes are there: arrays cost more than they save."""
-    places, key = filling.places, filling.keys
-    extent = Extent(int(places.segment[0]), int(places.start[0]), int(places.units[0]))
+class ReadyOne(NamedTuple):
+    """The record of one such piece, whose bytes are there. Fingerprints: 16 bytes."""
+
+    digest: bytes
+    key: bytes
+    fingerprint: bytes
+    parent: bytes
+    extent: Extent
+    generation: int
+    depth: int
+    heat: int
+    length: int
+    valid_tokens: int
+    last_s: float
+    owner_pid: int
+    checksum: int
+
+
+def pack_ready(ready: ReadyOne) -> bytes:
+    """As `pack_many` for it alone: arrays cost more than they save."""
+    extent, key, length, checksum = ready.extent, ready.key, ready.length, ready.checksum
     header = layout.HEADER.pack(
-        int(filling.generations[0]), filling.digest, filling.fingerprints.tobytes(), filling.parents.tobytes(), key,
-        filling.length, filling.length, layout.place_checksum((extent,)), 0, 0, filling.valid_tokens,
-        int(filling.depths[0]), extent.units, layout.NO_SEGMENT, 0, 0, len(key), 1, 0, 0,
+        ready.generation, ready.digest, ready.fingerprint, ready.parent, key,
+        length, length, layout.place_checksum((extent,)), 0, 0, ready.valid_tokens,
+        ready.depth, extent.units, layout.NO_SEGMENT, 0, 0, len(key), 1, 0, 0,
     )  # fmt: skip
     mutable = layout.MUTABLE.pack(
-        layout.MAGIC, layout.VERSION, layout.State.READY, 0, int(filling.heats[0]), 0, filling.owner_pid, filling.last_s, checksum, checksum,
+        layout.MAGIC, layout.VERSION, _READY, 0, ready.heat, 0, ready.owner_pid, ready.last_s, checksum, checksum,
     )  # fmt: skip
     return mutable + header + layout.HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(header))

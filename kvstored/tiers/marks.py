@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvstored.core.columnar import Places
 from kvstored.core.types import KEY_BYTES_MAX, UNIT_BYTES
 from kvstored.tiers import record as layout
-from kvstored.tiers.filling import FillingColumns, pack_many, pack_ready
+from kvstored.tiers.filling import FillingColumns, ReadyOne, pack_many, pack_ready
 from kvstored.tiers.record import Records, State
 from kvstored.tiers.segment import Segment
 
@@ -43,12 +43,14 @@ def fill(
     checksums: NDArray[np.uint64] | None = None,
 ) -> None:
     """FILLING, or READY where the checksums are known."""
-    if filling.places.size > 1 or checksums is None:
-        put(segments, pack_many(filling, checksums), filling.places)
-        return
-    packed = pack_ready(filling, int(checksums[0]))
-    segment = segments[int(filling.places.segment[0])]
-    begin = int(filling.places.start[0]) * layout.RECORD_BYTES
+    put(segments, pack_many(filling, checksums), filling.places)
+
+
+def make_one(segments: Mapping[int, Segment], ready: ReadyOne) -> None:
+    """A record that is READY at once."""
+    packed = pack_ready(ready)
+    segment = segments[ready.extent.segment]
+    begin = ready.extent.start * layout.RECORD_BYTES
     segment.table[begin + layout.STATE_OFFSET] = State.FREE
     segment.table[begin + WORD_BYTES : begin + layout.RECORD_BYTES] = packed[WORD_BYTES:]
     segment.table[begin : begin + WORD_BYTES] = packed[:WORD_BYTES]

@@ -6,6 +6,7 @@ Nothing here changes anything: a call whose message is bad has done nothing.
 import asyncio
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from kvstored.core.advice import LoadQuestion, PrefillRun
 from kvstored.core.calls import Acquire, Parents, Reserve
 from kvstored.core.groups import consumable, expected_bytes, valid_tokens_of
 from kvstored.core.hints import NAME_CHARACTERS_MAX, NO_HINT, PRIORITY_MAX, FollowUp, Hint
+from kvstored.core.planned import Single
 from kvstored.core.types import KeyBatch, Layout, NamespaceSpec, TierId
 from kvstored.core.usage import depth_of
 from kvstored.errors import InvalidArgument
@@ -37,6 +39,14 @@ class Put:
     layout: Layout
     columns: tuple[int, ...]
     call: Reserve
+
+
+class SinglePut(NamedTuple):
+    """One plain, full block."""
+
+    session: Session
+    layout: Layout
+    put: Single
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,37 @@ class Asked:
             contents=_contents(layout, request.content_keys, len(keys)),
         )
         return Put(session, layout, columns, call)
+
+    def single(self, request: pb.ReserveRequest, caller: Caller) -> SinglePut | None:
+        """`put` of one plain, full block, without an array; None for all else, and for what is to be refused."""
+        keys = request.keys
+        if len(keys.packed) != keys.key_bytes or keys.parents or keys.extra_keys:
+            return None
+        if request.content_keys or request.last_valid_tokens or request.shard:
+            return None
+        session = self.session(request.session, caller)
+        layout = self.layout(request.namespace, caller)
+        length = layout.spec.groups[0].bytes_per_block
+        if not layout.is_plain or request.groups > 1:
+            return None
+        if request.sizes and request.sizes != length.to_bytes(8, "little"):
+            return None
+        fingerprint = block_keys.checked_fingerprint(keys.packed, layout.seed)
+        parent = None
+        if keys.parent:
+            if len(keys.parent) != keys.key_bytes or keys.parent == keys.packed:
+                return None
+            parent = block_keys.checked_fingerprint(keys.parent, layout.seed)
+        put = Single(
+            session.core,
+            layout.id,
+            length,
+            fingerprint,
+            parent,
+            request_id_of(request.request_id),
+            hint_of(request.hint) if request.HasField("hint") else NO_HINT,
+        )
+        return SinglePut(session, layout, put)
 
     def _consumable(
         self, request: pb.ReserveRequest, layout: Layout, keys: KeyBatch, parents: Parents

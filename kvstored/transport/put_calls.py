@@ -8,7 +8,7 @@ from kvstored.store.store import Store
 from kvstored.transport.answers import aside_message, refused_message, reserve_message
 from kvstored.transport.asked import Asked, Put, handles_of, sums_of
 from kvstored.transport.caller import Answer, Caller
-from kvstored.wire.packing import pack_u8, unpack_u64
+from kvstored.wire.packing import pack_u8, unpack_u64, word_of
 
 
 class PutCalls:
@@ -69,6 +69,17 @@ class PutCalls:
         return aside_message(aside, layout)
 
     async def _put_aside(self, request: pb.PutAsideRequest, caller: Caller) -> pb.PutAsideResponse:
+        one = self._asked.single(request.reserve, caller)
+        if one is not None:
+            stored = self._store.puts.put_one_aside(
+                one.session,
+                one.layout,
+                one.put,
+                request.reserve.keys.packed,
+                word_of(request.places, "places"),
+                word_of(request.checksums, "checksums"),
+            )
+            return pb.PutAsideResponse(stored=stored)
         put = self._asked.put(request.reserve, caller)
         count = len(put.call.keys)
         places = unpack_u64(request.places, "places", count).tolist()

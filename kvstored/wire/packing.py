@@ -98,6 +98,13 @@ def unpack_u64(packed: bytes, name: str, count: int | None = None) -> U64S:
     return np.frombuffer(packed, dtype="<u8")
 
 
+def word_of(packed: bytes, name: str) -> int:
+    """The one value of a packed field."""
+    if len(packed) != 8:
+        unpack_u64(packed, name, 1)  # raises
+    return int.from_bytes(packed, "little")
+
+
 def pack_u8(values: Sequence[int] | U8S) -> bytes:
     return np.asarray(values, dtype=np.uint8).tobytes()
 

@@ -4,7 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvstored.core.columnar import GrantedMany
+from kvstored.core.calls import NO_FINGERPRINT, Granted, GrantedPiece, Reserve
+from kvstored.core.columnar import named
+from kvstored.core.planned import Single
 from kvstored.core.types import Heat, SessionId
 from tests.core.catalog_compare import PARENTS, PATHS, valid_of
 from tests.core.catalog_machine import small
@@ -47,7 +49,7 @@ class AsideMachine(MovingMachine):
 
     def put_one_aside(
         self, pick: int, stranger: int, path: int, first: int, count: int, request: int
-    ) -> GrantedMany | None:
+    ) -> list[Granted] | None:
         aside = self.pick(list(self.oracle.asides.values()), pick)
         session = self.owner(self.oracle.asides, pick, stranger)
         namer = self.namer_of(aside.ns)
@@ -66,7 +68,11 @@ class AsideMachine(MovingMachine):
         request_id = self.pick((b"", b"r1", b"r2"), request)
         call = namer.reserve(session, keys, parents, last_valid_tokens=last, request_id=request_id)
         sums = np.ones(len(ids), dtype=np.uint64)
-        told = self.catalog.put_aside(call, ids, sums)
+        if len(ids) == len(keys) == 1 and not last and stranger % 2:
+            told = self.granted_alone(call, ids[0])
+        else:
+            many = self.catalog.put_aside(call, ids, sums)
+            told = None if many is None else list(many.each())
         asked = [(key, parent, valid_of(key)) for key, parent in zip(keys, parents, strict=True)]
         is_put = self.oracle.may_put_aside(session, aside.ns, asked, aside.units, ids)
         assert (told is not None) is is_put
@@ -75,10 +81,23 @@ class AsideMachine(MovingMachine):
             self.oracle.put_aside(aside.ns, asked, ids, running)
         return told
 
-    def compare_told(self, told: GrantedMany) -> None:
+    def granted_alone(self, call: Reserve, id_: int) -> list[Granted] | None:
+        """The same put as of a single block."""
+        (name,) = named(call.keys.fingerprints)
+        parent = named(call.parents.fingerprints)[0] if call.parents.known[0] else None
+        length = int(call.sizes[0, 0])
+        put = Single(call.session, call.ns, length, name, parent, call.request_id)
+        told = self.catalog.put_one_aside(put, id_, 1)
+        if told is None:
+            return None
+        piece = GrantedPiece(0, 0, length, (told.place,), told.generation)
+        above = told.parent or NO_FINGERPRINT
+        return [Granted(id_, name, above, told.depth, BLOCK_TOKENS, told.heat, 0, (piece,))]
+
+    def compare_told(self, told: list[Granted]) -> None:
         """What was told before it was done is what was done."""
         books = self.catalog.books
-        for grant in told.each():
+        for grant in told:
             block = books.index.find_one(grant.fingerprint)
             parent = books.parent_fingerprint(block)
             assert (grant.parent, grant.depth) == (parent, books.tree.depth[block])

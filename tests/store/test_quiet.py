@@ -107,6 +107,23 @@ def test_rounds_without_work_come_with_messages(
     running(world, main)
 
 
+def test_rounds_that_have_nothing_to_do_do_not_make_the_books_of_puts(tmp_path: Path) -> None:
+    """They come hundreds of times a second, and books cost less for many puts at once."""
+    world, made = World(tmp_path), list[str]()
+    world.grow()
+
+    async def main() -> None:
+        world.shell.unsettled.append(lambda: made.append("books"))
+        await world.janitor.page_in_once()
+        assert world.janitor._wants_nothing()
+        assert not world.janitor._dirty_bytes()
+        assert not world.janitor._is_clean(), "what was put is dirty"
+        assert not made
+        world.shell.settle()
+
+    running(world, main)
+
+
 def test_a_fault_in_what_was_left_undone_costs_neither_the_rest_nor_who_looks_next(
     tmp_path: Path,
 ) -> None:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstored.core.types import Extent, Place
+from kvstored.core.columnar import Places
+from kvstored.core.types import KEY_BYTES_MAX, Extent, Place
 from kvstored.errors import Corrupt
 from kvstored.tiers import record as layout
+from kvstored.tiers.filling import FillingColumns, ReadyOne, pack_many, pack_ready
 from kvstored.tiers.record import RECORD, RECORD_BYTES, Base, Record, State
 from kvstored.tiers.values import LOSSY, pack_value, unpack_value
 
@@ -221,3 +223,41 @@ def test_digests_of_keeps_trailing_zero_bytes() -> None:
 def test_packing_a_record_takes_less_than_10_us() -> None:
     record = golden_records()[0]
     assert min(timeit.repeat(lambda: layout.pack(record), number=1000, repeat=7)) < 10e-3
+
+
+@pytest.mark.parametrize("key_bytes", [8, 32, KEY_BYTES_MAX])
+def test_the_record_of_one_piece_that_is_ready_is_that_of_one_of_many(key_bytes: int) -> None:
+    rng = np.random.default_rng(key_bytes)
+    names = rng.integers(0, 1 << 63, (2, 2), dtype=np.uint64)
+    extent = Extent(3, 77, 5)
+    many = FillingColumns(
+        digest=rng.bytes(32),
+        keys=rng.bytes(key_bytes),
+        fingerprints=names[:1],
+        parents=names[1:],
+        places=Places(*(np.array([value], dtype=np.int64) for value in extent)),
+        generations=np.array([9], dtype=np.uint64),
+        depths=np.array([12], dtype=np.int64),
+        heats=np.array([2], dtype=np.uint8),
+        length=19_000,
+        valid_tokens=16,
+        last_s=1234.5,
+        owner_pid=4321,
+    )
+    one = ReadyOne(
+        digest=many.digest,
+        key=many.keys,
+        fingerprint=names[0].tobytes(),
+        parent=names[1].tobytes(),
+        extent=extent,
+        generation=9,
+        depth=12,
+        heat=2,
+        length=many.length,
+        valid_tokens=many.valid_tokens,
+        last_s=many.last_s,
+        owner_pid=many.owner_pid,
+        checksum=0xFFFF_0000_1234_5678,
+    )
+    sums = np.array([one.checksum], dtype=np.uint64)
+    assert pack_ready(one) == pack_many(many, sums).tobytes()

@@ -252,6 +252,50 @@ def test_a_put_into_places_that_are_not_ones_own_does_nothing(tmp_path: Path) ->
     serving(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"keys": pb.Keys(packed=b"short", key_bytes=5)},
+        {"keys": pb.Keys(packed=bytes(65), key_bytes=65)},
+        {"keys": keys_of(range(1), parent=b"too short")},
+        {"keys": keys_of(range(1), parent=bytes(KEY_BYTES))},
+        {"keys": keys_of(range(1), parents=bytes(KEY_BYTES - 1))},
+        {"sizes": pack_u64([BLOCK_BYTES + 1])},
+        {"sizes": b"half"},
+        {"groups": 2},
+        {"shard": 1},
+        {"last_valid_tokens": 1 << 20},
+        {"request_id": bytes(65)},
+        {"hint": pb.Hint(session="x" * 2000)},
+        {"content_keys": b"short"},
+    ],
+    ids=lambda fields: ", ".join(fields),
+)
+def test_a_bad_put_of_one_block_is_refused_as_one_of_many_and_does_nothing(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    async def test(peer: Peer) -> None:
+        aside = pb.SetAsideRequest(session=peer.token, namespace=peer.digest, count=1)
+        first = (await peer.call("SetAside", aside)).first
+        reserve = peer.reserve(fields.get("keys", keys_of(range(1))))
+        for name, value in fields.items():
+            if name == "hint":
+                reserve.hint.CopyFrom(value)
+            elif name != "keys":
+                setattr(reserve, name, value)
+        put = pb.PutAsideRequest(reserve=reserve, places=pack_u64([first]), checksums=pack_u64([1]))
+        await raises(InvalidArgument, peer.call("PutAside", put))
+        await raises(InvalidArgument, peer.call("Reserve", reserve))
+        for places, sums in ((b"", pack_u64([1])), (pack_u64([first]), b"cut"), (bytes(16), b"")):
+            good = peer.reserve(keys_of(range(1)))
+            bad = pb.PutAsideRequest(reserve=good, places=places, checksums=sums)
+            await raises(InvalidArgument, peer.call("PutAside", bad))
+        assert peer.world.catalog.counts["asides"] == 1
+        assert peer.world.catalog.blocks == 0
+
+    serving(tmp_path, test)
+
+
 def test_whatever_looks_at_the_books_finds_those_of_small_puts_made(tmp_path: Path) -> None:
     """Their books are made together, a moment after their answers."""
 
@@ -275,12 +319,14 @@ def test_whatever_looks_at_the_books_finds_those_of_small_puts_made(tmp_path: Pa
         assert not await put_aside(peer, first, range(3, 4)), "it is known"
         assert await put_aside(peer, first, range(6, 8)), "its parent is not known"
         assert not await put_aside(peer, first, range(5, 6)), "it stands in"
-        assert catalog.unsettled_work == 7 + 5 * PATH_WORK, "five puts, and a parent that stands in"
+        assert catalog.asides.planned_work == 7 + 5 * PATH_WORK, (
+            "five puts, and a parent that stands in"
+        )
         assert catalog.blocks == 0
         match = await peer.call(
             "Match", pb.MatchRequest(namespace=peer.digest, keys=keys_of(range(9)))
         )
-        assert (match.hit_blocks, catalog.unsettled_work, catalog.blocks) == (4, 0, 7)
+        assert (match.hit_blocks, catalog.asides.planned_work, catalog.blocks) == (4, 0, 7)
         catalog.check()
         events = (await peer.call("PollEvents", pb.PollEventsRequest())).events
         told = [
@@ -289,9 +335,9 @@ def test_whatever_looks_at_the_books_finds_those_of_small_puts_made(tmp_path: Pa
         assert told == [(0, 0), (1, 1), (2, 2), (3, 3), (6, 1), (7, 2)]
         assert await put_aside(peer, first, range(8, 9))
         ends_s = asyncio.get_running_loop().time() + 5
-        while catalog.unsettled_work and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110
+        while catalog.asides.planned_work and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert catalog.unsettled_work == 0, "nobody looked, and they were made all the same"
+        assert catalog.asides.planned_work == 0, "nobody looked, and they were made all the same"
         assert catalog.blocks == 8
 
     serving(tmp_path, test, arena_blocks=256)
