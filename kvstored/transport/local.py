@@ -331,7 +331,7 @@ class _Connection:
             unsent = self._sent(unsent, descriptor if len(unsent) == len(answer) else None)
 
     async def _called(self, method: Method, request: Message, deadline: int) -> Message:
-        if not deadline:
+        if method.is_prompt or not deadline:
             return await self._service.call(method.name, request, self._caller)
         try:
             async with asyncio.timeout(deadline / 100) as timeout:

@@ -17,10 +17,13 @@ SERVICE = "kvstored.v1.Kvstored"
 
 @dataclass(frozen=True, slots=True)
 class Method:
+    """`is_prompt`: it is answered without waiting for anything, so that no deadline passes meanwhile."""
+
     name: str
     number: int
     request: type[Message]
     response: type[Message]
+    is_prompt: bool = False
 
     @property
     def path(self) -> str:
@@ -45,15 +48,15 @@ METHODS = (
     Method("ListNamespaces", 6, pb.ListNamespacesRequest, pb.ListNamespacesResponse),
     Method("RetireNamespace", 7, pb.RetireNamespaceRequest, pb.RetireNamespaceResponse),
     Method("RemoveNamespace", 8, pb.RemoveNamespaceRequest, pb.RemoveNamespaceResponse),
-    Method("Match", 9, pb.MatchRequest, pb.MatchResponse),
+    Method("Match", 9, pb.MatchRequest, pb.MatchResponse, is_prompt=True),
     Method("Locate", 10, pb.LocateRequest, pb.LocateResponse),
     Method("Reserve", 11, pb.ReserveRequest, pb.ReserveResponse),
-    Method("Commit", 12, pb.CommitRequest, pb.CommitResponse),
-    Method("Abort", 13, pb.AbortRequest, pb.AbortResponse),
+    Method("Commit", 12, pb.CommitRequest, pb.CommitResponse, is_prompt=True),
+    Method("Abort", 13, pb.AbortRequest, pb.AbortResponse, is_prompt=True),
     Method("ReplaceIf", 14, pb.ReplaceIfRequest, pb.ReserveResponse),
     Method("Acquire", 15, pb.AcquireRequest, pb.AcquireResponse),
     Method("Renew", 16, pb.RenewRequest, pb.RenewResponse),
-    Method("Release", 17, pb.ReleaseRequest, pb.ReleaseResponse),
+    Method("Release", 17, pb.ReleaseRequest, pb.ReleaseResponse, is_prompt=True),
     Method("Pin", 18, pb.PinRequest, pb.PinResponse),
     Method("Unpin", 19, pb.UnpinRequest, pb.UnpinResponse),
     Method("Prefetch", 20, pb.PrefetchRequest, pb.PrefetchResponse),
@@ -64,7 +67,7 @@ METHODS = (
     Method("CompleteRequest", 25, pb.CompleteRequestRequest, pb.CompleteRequestResponse),
     Method("Remove", 26, pb.RemoveRequest, pb.RemoveResponse),
     Method("Clear", 27, pb.ClearRequest, pb.ClearResponse),
-    Method("Touch", 28, pb.TouchRequest, pb.TouchResponse),
+    Method("Touch", 28, pb.TouchRequest, pb.TouchResponse, is_prompt=True),
     Method("Report", 29, pb.ReportRequest, pb.ReportResponse),
     Method("Stat", 30, pb.StatRequest, pb.StatResponse),
     Method("Tree", 31, pb.TreeRequest, pb.TreeResponse),
@@ -73,8 +76,8 @@ METHODS = (
     Method("Verify", 34, pb.VerifyRequest, pb.VerifyResponse),
     Method("PollEvents", 35, pb.PollEventsRequest, pb.PollEventsResponse),
     PROJECTION,
-    Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse),
-    Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse),
+    Method("SetAside", 37, pb.SetAsideRequest, pb.SetAsideResponse, is_prompt=True),
+    Method("PutAside", 38, pb.PutAsideRequest, pb.PutAsideResponse, is_prompt=True),
     REPORT_BULK,
     ACQUIRE_STORED,
     GPU_POOL,

@@ -29,7 +29,7 @@ from kvstored.tiers.faulty import Faults
 from kvstored.transport.caller import Caller
 from kvstored.transport.inspection import Inspection, Surroundings, TierFacts
 from kvstored.transport.service import StoreService
-from kvstored.wire.methods import METHODS
+from kvstored.wire.methods import METHODS, Method
 from kvstored.wire.packing import PackedPieces, pack_u64, unpack_pieces, unpack_u64
 from tests.store.world import BLOCK_BYTES, BLOCK_TOKENS, World, content_of, running
 
@@ -269,7 +269,7 @@ def test_a_put_into_places_that_are_not_ones_own_does_nothing(tmp_path: Path) ->
         {"hint": pb.Hint(session="x" * 2000)},
         {"content_keys": b"short"},
     ],
-    ids=lambda fields: ", ".join(fields),
+    ids=", ".join,
 )
 def test_a_bad_put_of_one_block_is_refused_as_one_of_many_and_does_nothing(
     tmp_path: Path, fields: dict[str, Any]
@@ -292,6 +292,30 @@ def test_a_bad_put_of_one_block_is_refused_as_one_of_many_and_does_nothing(
             await raises(InvalidArgument, peer.call("PutAside", bad))
         assert peer.world.catalog.counts["asides"] == 1
         assert peer.world.catalog.blocks == 0
+
+    serving(tmp_path, test)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.is_prompt], ids=lambda m: m.name)
+def test_a_prompt_method_never_waits(tmp_path: Path, method: Method) -> None:
+    """The channel keeps no deadline for it."""
+    token = {"session": "token", "namespace": "digest"}
+
+    async def test(peer: Peer) -> None:
+        await peer.put(range(3))
+        asked: dict[str, Any] = {
+            field: getattr(peer, token[field])
+            for field in method.request.DESCRIPTOR.fields_by_name
+            if field in token
+        }
+        if "keys" in method.request.DESCRIPTOR.fields_by_name:
+            asked["keys"] = keys_of(range(2))
+        if method.name == "PutAside":
+            asked["reserve"] = peer.reserve(keys_of(range(1)))
+            asked["places"] = asked["checksums"] = pack_u64([1])
+        called = peer.service.call(method.name, method.request(**asked), CALLER)
+        with pytest.raises(StopIteration):
+            called.send(None)
 
     serving(tmp_path, test)
 
