@@ -77,7 +77,7 @@ class Asides:
         self._held: dict[int, Held] = {}
         self._units: Counter[int] = Counter()
         self._planned: list[Planned | PlannedOne] = []
-        self._planned_paths = 0
+        self._planned_paths = self._planned_units = 0
         self._depths: dict[Fingerprint, int] = {}
         """Of the blocks that are planned, and of those above them that will stand in because nobody knows them."""
 
@@ -105,6 +105,14 @@ class Asides:
         self._count(session, units * count)
         return SetAside(first, places, books.next_generations(count))
 
+    def has_room(self, ns: NamespaceId, count: int) -> bool:
+        """So many may be set aside at once, without a look at what could leave: before the books of what is planned are made, too."""
+        length = self._books.layouts[ns].spec.groups[0].bytes_per_block
+        book, need = self._books.space.books[WRITE_TIER], units_of(length) * count
+        used = book.used[Budget.GLOBAL] + self._planned_units
+        limit = self._books.space.limit(WRITE_TIER, Budget.GLOBAL)
+        return used + need <= limit and need <= book.extents.free_units
+
     @property
     def planned_work(self) -> int:
         """Of `settle`, in what one block more of a path takes: a path takes several."""
@@ -131,7 +139,9 @@ class Asides:
         told = self._told(call, ids[0], paths)
         for id_ in ids:
             del self._held[id_]
-        self._count(call.session, -int(paths.places.units.sum()))
+        units = int(paths.places.units.sum())
+        self._count(call.session, -units)
+        self._planned_units += units
         self._planned.append(Planned([call], paths, checksums))
         self._planned_paths += len(begins)
         return told
@@ -152,6 +162,7 @@ class Asides:
         units = units_of(put.length)
         del self._held[id_]
         self._count(put.session, -units)
+        self._planned_units += units
         heat = Heat.SINK if depth < books.sink_blocks(put.ns) else Heat.COLD
         place = Extent(held.segment, held.start, units)
         grant = SingleGrant(place, books.next_generation(), parent, depth, heat)
@@ -162,7 +173,7 @@ class Asides:
     def settle(self, now_s: float) -> list[tuple[Reserve | Single, Rows]]:
         """The books of all that was planned, in its order: each put with its blocks."""
         planned, self._planned = self._planned, []
-        self._planned_paths = 0
+        self._planned_paths = self._planned_units = 0
         self._depths.clear()
         done: list[tuple[Reserve | Single, Rows]] = []
         for _, some in groupby(together(planned), key=lambda each: each.puts[0].ns):

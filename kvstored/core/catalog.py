@@ -236,14 +236,14 @@ class Catalog:
     def set_aside(
         self, session: SessionId, ns: NamespaceId, length: int, count: int, now_s: float, peer: int
     ) -> SetAside:
-        """Places for puts to come, as far as there are: `put_aside`, or `abort`, ends them, else the session or `asides.peer_left` does."""
+        """Places for puts to come, which `put_aside` or `abort` ends, else the session or `asides.peer_left`. Before `settle` where `asides.has_room`."""
         self._know(session)
         return self.asides.set_aside(session, ns, length, count, now_s, peer)
 
     def put_aside(
         self, call: Reserve, ids: Sequence[int], checksums: NDArray[np.uint64]
     ) -> GrantedMany | None:
-        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. Before any other call comes `settle`."""
+        """A put of blocks whose bytes lie in places set aside, one a key; None where they have to be reserved. `settle` comes before all other calls."""
         self._know(call.session)
         self._fills.check(call)
         return self.asides.plan(call, ids, checksums)

@@ -158,7 +158,9 @@ class Puts:
             raise Busy("the daemon drains and takes no new fills")
         shell = self._shell
         now_s, length = shell.now_s(), layout.spec.groups[0].bytes_per_block
-        aside = shell.catalog.set_aside(session.core, layout.id, length, count, now_s, connection)
+        if not shell.behind.asides.has_room(layout.id, count):
+            shell.settle()  # what leaves is found in the books
+        aside = shell.behind.set_aside(session.core, layout.id, length, count, now_s, connection)
         self._setting_aside.add(connection)
         shell.apply()
         if aside.places.size:

@@ -7,7 +7,7 @@ from hypothesis.stateful import precondition, rule
 from kvstored.core.calls import NO_FINGERPRINT, Granted, GrantedPiece, Reserve
 from kvstored.core.columnar import named
 from kvstored.core.planned import Single
-from kvstored.core.types import Heat, SessionId
+from kvstored.core.types import Heat, Place, SessionId
 from tests.core.catalog_compare import PARENTS, PATHS, valid_of
 from tests.core.catalog_machine import small
 from tests.core.catalog_moves import MovingMachine
@@ -18,6 +18,13 @@ class AsideMachine(MovingMachine):
     @precondition(lambda self: self.is_begun)
     @rule(ns=small, session=small, count=st.integers(0, 4), peer=st.integers(1, 3))
     def set_aside(self, ns: int, session: int, count: int, peer: int) -> None:
+        asked = self.ask_aside(ns, session, count, peer)
+        self.compare()
+        self.places |= asked
+
+    def ask_aside(
+        self, ns: int, session: int, count: int, peer: int
+    ) -> dict[tuple[str, int], list[Place]]:
         namer, session = self.pick(self.namers, ns), self.pick(self.sessions, session)
         length = namer.layout.spec.groups[0].bytes_per_block
         got = self.catalog.set_aside(
@@ -27,9 +34,7 @@ class AsideMachine(MovingMachine):
         units = length // UNIT
         expected = self.oracle.set_aside(session, namer.layout.id, units, count, ids, peer)
         assert len(ids) in (0, expected)
-        self.compare()
-        for i, id_ in enumerate(ids):
-            self.places["aside", id_] = [got.places.place(i)]
+        return {("aside", id_): [got.places.place(i)] for i, id_ in enumerate(ids)}
 
     @precondition(lambda self: self.is_begun and self.oracle.asides)
     @rule(
@@ -40,6 +45,9 @@ class AsideMachine(MovingMachine):
         another session's."""
         told = None
         for put in puts:
+            ns, session, _, count, peer, _ = put
+            if self.catalog.asides.has_room(self.pick(self.namers, ns).layout.id, count % 5):
+                self.places |= self.ask_aside(ns, session, count % 5, peer % 3 + 1)
             if self.oracle.asides:
                 told = self.put_one_aside(*put)
         self.catalog.settle(self.now_s)
