@@ -288,8 +288,9 @@ def test_a_poster_that_dies_leaves_nothing_held(served: Served, client: Client) 
     wait_until(lambda: not served.stat().tiers[0].quarantined_bytes, what="nobody writes there")
 
 
-# sockets of connections that an interrupt kept from being made are closed by the collector
+# sockets of connections that an interrupt kept from being made are closed by the collector; one inside a finalizer ends there
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_cost_blocks_and_never_a_wrong_one(
     served: Served, client: Client, namespace: Namespace
 ) -> None:
