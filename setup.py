@@ -13,6 +13,7 @@ setup(
                     "batch",
                     "hashed_copy",
                     "pieces",
+                    "places",
                     "projection",
                     "spread",
                     "third_party/xxhash",

@@ -5,18 +5,22 @@ copyto, slice assignment and ctypes.memmove are equally fast; each call costs 0.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from kvstored import native
+from kvstored.client.segments import extent_of
+from kvstored.errors import Corrupt
+from kvstored.wire.packing import EXTENT_BYTES, pack_u64, unpack_extents
 
 Bytes = NDArray[np.uint8]
 Work = TypeVar("Work")
+Made = TypeVar("Made")
 
 STEP_BYTES = 1 << 20
 """Copied, then hashed while it is still in the core's cache. Steps of 256 KiB were a fifth slower."""
@@ -56,6 +60,24 @@ class Copier:
         """Private to shared; the checksum of each piece."""
         return self._copied(runs, _copy_in, inward=True, summed=True)
 
+    def fill(
+        self, sources: Sequence[Bytes], segments: Mapping[int, Bytes], extents: bytes
+    ) -> bytes:
+        """Private arrays to one extent each, in these segments; their checksums, packed as the extents are. LookupError where a segment is none of these."""
+        sizes, copies = [source.size for source in sources], self.native
+        if copies is None:
+            return pack_u64(self.copy_in(_runs_to(sources, segments, extents)))
+        past_cache = goes_past_cache(sum(sizes), inward=True)
+        if self._is_for_one(sizes):
+            return copies.fill(sources, segments, extents, past_cache)
+
+        def filled(a: int, b: int) -> list[bytes]:
+            there = extents[EXTENT_BYTES * a : EXTENT_BYTES * b]
+            return [copies.fill(sources[a:b], segments, there, past_cache)]
+
+        sums: list[bytes] = self.in_shares(sizes, filled)
+        return b"".join(sums)
+
     def copy_out(self, runs: Sequence[Run]) -> list[int]:
         """Shared to private; the checksum of each private copy."""
         return self._copied(runs, copied_out, inward=False, summed=True)
@@ -89,23 +111,27 @@ class Copier:
         was worth it only while its books took as long as the copies."""
         return self.in_shares(sizes, lambda a, b: _copy_each(work[a:b], copy))
 
-    def in_shares(self, sizes: Sequence[int], copy: Callable[[int, int], list[int]]) -> list[int]:
+    def in_shares(self, sizes: Sequence[int], copy: Callable[[int, int], list[Made]]) -> list[Made]:
         """What `copy` answers for all of so many bytes each, from a to b in each thread, in order."""
-        if self._threads == 1 or len(sizes) == 1 or sum(sizes) < self.parallel_bytes:
+        if self._is_for_one(sizes):
             return copy(0, len(sizes))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads - 1, "kvstored-copy")
         shares = _shares(sizes, min(self._threads, len(sizes)))
-        together = _Together()
+        together = _Together(copy)
         try:
-            others = [self._pool.submit(together.run, copy, *share) for share in shares[1:]]
-            checksums = copy(*shares[0])
+            others = [self._pool.submit(together.run, *share) for share in shares[1:]]
+            made = copy(*shares[0])
             for other in others:
-                checksums += other.result()
+                made += other.result()
         except BaseException:
             together.end()
             raise
-        return checksums
+        return made
+
+    def _is_for_one(self, sizes: Sequence[int]) -> bool:
+        """Whether more threads than the caller's would save nothing."""
+        return self._threads == 1 or len(sizes) == 1 or sum(sizes) < self.parallel_bytes
 
     def close(self) -> None:
         if self._pool is not None:
@@ -113,17 +139,18 @@ class Copier:
             self._pool = None
 
 
-class _Together:
+class _Together(Generic[Made]):
     """Shares of one call. They touch memory that the caller gives back when it fails, or is interrupted: none may run on by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[int, int], list[Made]]) -> None:
+        self._copy = copy
         self._running: list[None] = []
         self._is_over = False
 
-    def run(self, copy: Callable[[int, int], list[int]], first: int, last: int) -> list[int]:
+    def run(self, first: int, last: int) -> list[Made]:
         self._running.append(None)  # first, so that whoever ends it sees this or is seen
         try:
-            return [] if self._is_over else copy(first, last)
+            return [] if self._is_over else self._copy(first, last)
         finally:
             self._running.pop()
 
@@ -185,6 +212,15 @@ def _cut(run: Run, count: int) -> list[Run]:
             parts.append(Run(private, (shared,), (shared.size,)))
         start += extent.size
     return parts
+
+
+def _runs_to(sources: Sequence[Bytes], segments: Mapping[int, Bytes], extents: bytes) -> list[Run]:
+    runs = []
+    for source, (segment, offset, size) in zip(sources, unpack_extents(extents), strict=True):
+        if source.size != size:
+            raise Corrupt(f"a place has another size than its piece bytes={source.size}")
+        runs.append(Run(source, (extent_of(segments, segment, offset, size),), (size,)))
+    return runs
 
 
 def _copy_in(run: Run) -> list[int]:

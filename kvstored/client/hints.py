@@ -5,7 +5,7 @@ from kvstored.pb import kvstored_pb2 as pb
 
 
 def hint_message(hint: Hint) -> pb.Hint | None:
-    if hint == NO_HINT:
+    if hint is NO_HINT or hint == NO_HINT:
         return None
     return pb.Hint(
         follow_up=pb.FollowUp.Name(hint.follow_up),

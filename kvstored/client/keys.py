@@ -86,14 +86,17 @@ class Keys:
         )
 
     def message(self) -> pb.Keys:
-        packed, key_bytes = pack_keys(self.keys)
-        return pb.Keys(
-            packed=packed,
-            key_bytes=key_bytes,
-            parent=self.parent,
-            extra_keys=self.extra_keys,
-            unchained=self.unchained,
-        )
+        told = pb.Keys()
+        self.tell(told)
+        return told
+
+    def tell(self, told: pb.Keys) -> None:
+        """Fills in a message without anything."""
+        told.packed, told.key_bytes = pack_keys(self.keys)
+        told.parent = self.parent
+        told.unchained = self.unchained
+        if self.extra_keys:
+            told.extra_keys.extend(self.extra_keys)
 
 
 def token_keys(

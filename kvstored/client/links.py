@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from kvstored.client.channel import Session
 from kvstored.client.copying import Bytes
 from kvstored.client.gpu import Pool
+from kvstored.client.hints import hint_message
 from kvstored.client.keys import Keys
 from kvstored.client.results import Block, GetResult, OpenedNamespace, OptimisticReads
 from kvstored.client.rows import Rows
@@ -44,6 +45,16 @@ class Said(NamedTuple):
     fill_ttl_s: float = 0
     hint: Hint = NO_HINT
 
+    def tell(self, request: pb.ReserveRequest) -> None:
+        request.shard = self.shard
+        request.ends_path = self.ends_path
+        request.request_id = self.request_id
+        if self.fill_ttl_s:
+            request.fill_ttl_ms = milliseconds(self.fill_ttl_s)
+        hint = hint_message(self.hint)
+        if hint is not None:
+            request.hint.CopyFrom(hint)
+
 
 class Post(NamedTuple):
     """Full blocks of a plain namespace that nobody waits for, one array each. `session`: in which the namespace is open."""
@@ -55,8 +66,14 @@ class Post(NamedTuple):
     hint: Hint
 
 
-@dataclass(frozen=True, slots=True)
-class PutPart:
+class Aside(NamedTuple):
+    """How the daemon hears of a plain part whose bytes lie in places set aside; the part's own request is within this one."""
+
+    plain: Plain
+    request: pb.PutAsideRequest
+
+
+class PutPart(NamedTuple):
     """One Reserve and the bytes of its pieces. `generations`: put only where they are still current (ReplaceIf)."""
 
     request: pb.ReserveRequest
@@ -65,7 +82,7 @@ class PutPart:
     generations: Sequence[int] | None = None
     gathers: Sequence[Gather | None] = ()
     """In place of `sources`, for a link that shares memory."""
-    plain: Plain | None = None
+    aside: Aside | None = None
 
     @property
     def groups(self) -> int:
@@ -74,7 +91,7 @@ class PutPart:
     def joined(self) -> "PutPart":
         """For a link that takes no buffers: their bytes copied into one run a piece."""
         sources = [None if gather is None else gather.joined() for gather in self.gathers]
-        return replace(self, sources=sources, gathers=())
+        return self._replace(sources=sources, gathers=())
 
 
 @dataclass(frozen=True, slots=True)

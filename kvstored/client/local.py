@@ -13,7 +13,6 @@ from kvstored.client.carrying import Acquired
 from kvstored.client.channel import LocalLink, Session
 from kvstored.client.copying import Bytes, Copier, checksum_of
 from kvstored.client.gpu import Pool, Pools, blocks_on_gpu
-from kvstored.client.hints import hint_message
 from kvstored.client.links import GetCall, Glance, Leased, Post, PutPart, milliseconds
 from kvstored.client.optimistic import Optimistic
 from kvstored.client.reserved import ReservedPuts
@@ -110,21 +109,22 @@ class LocalDataLink:
 
     def put(self, parts: Sequence[PutPart], timeout_s: float) -> list[FillStatus]:
         """One message where there are places set aside for all of it and the projection shows none of the blocks; else reserved first."""
+        token = self.borrowed.session.token
         for part in parts:
-            part.request.session = self.session.token
-        reserved = ReservedPuts(self.borrowed, self._copier, self._mapped)
-        part, plain = parts[0], parts[0].plain
-        if len(parts) > 1 or plain is None:
-            return reserved.put(parts, timeout_s)
-        keys = part.request.keys
+            part.request.session = token
+        part = parts[0]
+        aside, keys = part.aside, part.request.keys
+        if len(parts) > 1 or aside is None:
+            return self._reserved().put(parts, timeout_s)
+        plain = aside.plain
         may_be_new = bool(keys.extra_keys) or not self._optimistic.may_show(
             self.borrowed, plain.seed, keys.packed, keys.key_bytes, timeout_s
         )
         is_stored = may_be_new and self._asides().put(
-            part, plain, self._clock.elapsed_s(), timeout_s
+            part, aside, self._clock.elapsed_s(), timeout_s
         )
         stored = [FillStatus.COMMITTED] * part.keys
-        status = stored if is_stored else reserved.put(parts, timeout_s)
+        status = stored if is_stored else self._reserved().put(parts, timeout_s)
         self.borrowed.stock.restock(plain.namespace, part.keys, plain.block_bytes, timeout_s)
         return status
 
@@ -137,24 +137,17 @@ class LocalDataLink:
 
     def put_again(self, filled: Filled, timeout_s: float) -> list[FillStatus]:
         """Blocks of `fill` that the daemon did not take, reserved now; their places are free again."""
-        namespace = filled.plain.namespace
-        request = pb.ReserveRequest(
-            session=self.session.token,
-            namespace=namespace,
-            keys=filled.keys.message(),
-            ends_path=True,
-            hint=hint_message(filled.hint),
-            content_keys=b"".join(filled.keys.content_keys),
-        )
         try:
-            sources = self._asides().extents(filled.places, timeout_s)
-            reserved = ReservedPuts(self.borrowed, self._copier, self._mapped)
-            return reserved.put([PutPart(request, sources, len(filled.keys))], timeout_s)
+            part = self._asides().again(filled, timeout_s)
+            return self._reserved().put([part], timeout_s)
         finally:
-            self.borrowed.stock.put_back(namespace, filled.places)
+            self.borrowed.stock.put_back(filled.plain.namespace, filled.places)
 
     def _asides(self) -> AsidePuts:
-        return AsidePuts(self.borrowed, self._copier, self._mapped)
+        return AsidePuts(self.borrowed, self._copier, self._segments, self._mapped)
+
+    def _reserved(self) -> ReservedPuts:
+        return ReservedPuts(self.borrowed, self._copier, self._mapped)
 
     # ---- get
 

@@ -18,8 +18,9 @@ from kvstored.client.projected import Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import Blocks, GetResult, OptimisticReads
 from kvstored.client.rows import plain_rows, privates_of
-from kvstored.client.runs import Packed, Privates, blocks_made, extent_of
+from kvstored.client.runs import Packed, Privates, blocks_made
 from kvstored.client.scatter import walk_of
+from kvstored.client.segments import extent_of
 from kvstored.core.calls import ReadStatus
 from kvstored.core.types import TierId
 from kvstored.errors import Corrupt, InvalidArgument

@@ -16,9 +16,9 @@ from kvstored.client.projected import MANY, Found, FoundMany, Index
 from kvstored.client.reports import Reports
 from kvstored.client.results import GetResult, OptimisticReads
 from kvstored.client.rows import Rows, outputs_of, private_of, privates_of
-from kvstored.client.runs import Privates, blocks_made, extent_of, runs_between
+from kvstored.client.runs import Privates, blocks_made, runs_between
 from kvstored.client.scatter import scatter_all, walk_of
-from kvstored.client.segments import Segments
+from kvstored.client.segments import Segments, extent_of
 from kvstored.core.calls import ReadStatus
 from kvstored.core.namespace import seed
 from kvstored.core.types import Layout, NamespaceId, NamespaceSpec, TierId

@@ -7,8 +7,8 @@ there is something to tell. What the daemon refuses (a key is known, say) is put
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +24,7 @@ from kvstored.core.hints import Hint
 from kvstored.core.types import BATCH_KEYS_MAX
 from kvstored.errors import Busy, KvstoredError
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.wire.packing import pack_keys, pack_u64
+from kvstored.wire.packing import pack_keys
 
 LINGER_S = 0.002
 BATCH_BLOCKS, BATCH_BYTES = 64, 16 << 20
@@ -77,7 +77,7 @@ class Posts:
 
     def post(self, post: Post, timeout_s: float) -> bool:
         """False where it has to be put, with nothing done."""
-        with _Turn(self._turns, timeout_s), self._sound(timeout_s) as link:
+        with _Turn(self._turns, timeout_s), _Sound(self, timeout_s) as link:
             if link.borrowed.session is not post.session or self._is_closed:
                 return False
             if self._batch is not None and not self._batch.takes(post):
@@ -95,7 +95,7 @@ class Posts:
         """Waits for all of it; what became of the blocks since the last time. Those of a connection that broke are LOST."""
         with _Turn(self._turns, timeout_s):
             if self._link is not None:
-                with self._sound(timeout_s) as link:
+                with _Sound(self, timeout_s) as link:
                     self._finish(link, timeout_s)
             status, self._status = self._status, Statuses()
             return status
@@ -112,18 +112,13 @@ class Posts:
 
     # ---- in one's turn
 
-    @contextmanager
-    def _sound(self, timeout_s: float) -> Iterator[LocalDataLink]:
-        """The link. What fails or is interrupted ends it: what became of its places is not known, and they may hold blocks that others read."""
+    def sound(self, timeout_s: float) -> LocalDataLink:
+        """The link."""
         if self._link is not None and not self._link.borrowed.connection.is_reusable:
-            self._drop()
+            self.drop()
         if self._link is None:
             self._link = self._lender.borrow(timeout_s)
-        try:
-            yield self._link
-        except BaseException:
-            self._drop()
-            raise
+        return self._link
 
     def _add(self, post: Post, filled: Filled) -> None:
         batch = self._batch
@@ -196,7 +191,7 @@ class Posts:
         link.borrowed.connection.collect()
         self._put_refused(link, timeout_s)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """The link with its places; what was not answered is lost."""
         if self._link is not None:
             self._link.borrowed.connection.close()
@@ -240,8 +235,26 @@ class Posts:
                 wait_s = LINGER_S - age_s
                 if wait_s <= 0 and not self._is_done():
                     # what fails is counted as lost, and the next post meets the reason
-                    with suppress(KvstoredError), self._sound(_TELL_S) as link:
+                    with suppress(KvstoredError), _Sound(self, _TELL_S) as link:
                         self._finish(link, _TELL_S)
+
+
+class _Sound:
+    """The link, in one's turn. What fails or is interrupted ends it: what became of its places is not known, and they may hold blocks that others
+    read. Written out, as `Borrowed` is."""
+
+    __slots__ = ("_posts", "_timeout_s")
+
+    def __init__(self, posts: Posts, timeout_s: float) -> None:
+        self._posts = posts
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> LocalDataLink:
+        return self._posts.sound(self._timeout_s)
+
+    def __exit__(self, failed: type[BaseException] | None, *failure: object) -> None:
+        if failed is not None:
+            self._posts.drop()
 
 
 class _Turn:
@@ -282,8 +295,8 @@ def _message(batch: _Batch, token: bytes) -> pb.PutAsideRequest:
     )
     return pb.PutAsideRequest(
         reserve=reserve,
-        places=b"".join([filled.places.ids.tobytes() for filled in batch.filled]),
-        checksums=pack_u64([each for filled in batch.filled for each in filled.checksums]),
+        places=b"".join([filled.places.ids for filled in batch.filled]),
+        checksums=b"".join([filled.checksums for filled in batch.filled]),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvstored import native
 from kvstored.core.keys import key_batch
 from kvstored.core.types import UNIT_BYTES, KeyBatch
 from kvstored.errors import StateMismatch, Unavailable
@@ -108,6 +109,8 @@ class Index:
 
     def may_have(self, packed: bytes, key_bytes: int, seed: int) -> bool:
         """Whether any of the packed keys has an entry, by its tag alone: wrong once in 2**60."""
+        if native.copies is not None:
+            return native.copies.may_have(*self.facts, packed, key_bytes, seed)
         if len(packed) < MANY * key_bytes:
             keys = (packed[i : i + key_bytes] for i in range(0, len(packed), key_bytes))
             return any(self._slot_of(xxhash.xxh3_128_intdigest(key, seed)) >= 0 for key in keys)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from kvstored.client.copying import Bytes
 from kvstored.client.keys import Keys, checked
 from kvstored.client.results import Block
-from kvstored.client.runs import Packed, Privates, extent_of
-from kvstored.client.segments import Fetch, Segments
+from kvstored.client.runs import Packed, Privates
+from kvstored.client.segments import Fetch, Segments, extent_of
 from kvstored.core.groups import consumable
 from kvstored.core.types import NamespaceSpec
 from kvstored.errors import InvalidArgument
@@ -40,23 +40,25 @@ parts cost more round trips than they hide: 16 MiB took 12 ms for 64 blocks of 1
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups that a call is about, in namespace order."""
+    """The groups that a call is about, in namespace order; whether every block has all of them."""
 
     groups: tuple[int, ...]
     mask: int
+    are_required: bool
 
 
 def selection_of(spec: NamespaceSpec, names: Sequence[str] | None) -> Selection:
     """`names`: None selects the required groups."""
     if names is None:
         required = tuple(i for i, group in enumerate(spec.groups) if group.is_required)
-        return Selection(required, 0)
+        return Selection(required, 0, are_required=True)
     known = {group.name: i for i, group in enumerate(spec.groups)}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise InvalidArgument(f"no such group names={unknown} known={sorted(known)}")
     groups = tuple(sorted({known[name] for name in names}))
-    return Selection(groups, mask_of(groups))
+    are_required = all(spec.groups[group].is_required for group in groups)
+    return Selection(groups, mask_of(groups), are_required)
 
 
 def sources_of(rows: Rows, keys: Keys, selection: Selection) -> list[Bytes | None]:
@@ -65,7 +67,8 @@ def sources_of(rows: Rows, keys: Keys, selection: Selection) -> list[Bytes | Non
         raise InvalidArgument(f"one row of arrays a key rows={len(rows)} keys={len(keys)}")
     one_group = len(selection.groups) == 1
     if isinstance(rows, np.ndarray) and one_group and _is_plain(rows):
-        return list(rows.reshape(len(rows), -1).view(np.uint8))
+        is_flat = rows.ndim == 2 and rows.dtype == _BYTE
+        return list(rows if is_flat else rows.reshape(len(rows), -1).view(np.uint8))
     sources: list[Bytes | None] = []
     for row in rows:
         if type(row) is np.ndarray and row.dtype == _BYTE and row.ndim == 1 and one_group:
@@ -91,7 +94,7 @@ def worth_storing(
     ends_path: bool,
 ) -> list[Source | None]:
     """None for the window and state pieces that no future hit can consume under the namespace's checkpoint policy."""
-    if keys.unchained or all(spec.groups[group].is_required for group in selection.groups):
+    if keys.unchained or selection.are_required:
         return list(sources)
     kept = consumable(
         spec, keys.first_block, len(keys), keys.last_valid_tokens, ends_path=ends_path
@@ -104,10 +107,9 @@ def sizes_of(sources: Sequence[Sized | None]) -> list[int]:
     return [0 if source is None else source.size for source in sources]
 
 
-def parts_of(sources: Sequence[Sized | None], groups: int) -> Iterator[tuple[int, int]]:
-    """Runs of keys of at most _PART_BYTES_MAX each, or of one key."""
+def parts_of(sizes: Sequence[int], groups: int) -> Iterator[tuple[int, int]]:
+    """Runs of keys of at most _PART_BYTES_MAX each, or of one key. `sizes`: of their pieces."""
     start, run_bytes = 0, 0
-    sizes = sizes_of(sources)
     count = len(sizes) // max(groups, 1)
     for i in range(count):
         key_bytes = sizes[i] if groups == 1 else sum(sizes[i * groups : (i + 1) * groups])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvstored.client.copying import STEP_BYTES, Bytes, Run
 from kvstored.client.results import Blocks
 from kvstored.client.scatter import Gather, Walk, walk_of
+from kvstored.client.segments import extent_of
 from kvstored.errors import Corrupt
 from kvstored.wire.packing import U64S, Pieces
 
@@ -128,14 +129,6 @@ def _single_extents(extents: U64S, segments: dict[int, Bytes], hits: Sequence[bo
         raise Corrupt(f"a place lies outside its segment segment={segment} offset={offset}")
     places = zip(extents[:, 0].tolist(), extents[:, 1].tolist(), ends.tolist(), hits, strict=True)
     return tuple([(segments[n][a:b],) if is_good else None for n, a, b, is_good in places])
-
-
-def extent_of(segments: dict[int, Bytes], segment: int, offset: int, length: int) -> Bytes:
-    """An extent in the mapped segments; one outside of them is the daemon's fault, and caught here."""
-    extent = segments[segment][offset : offset + length]
-    if offset < 0 or extent.size != length:
-        raise Corrupt(f"a place lies outside its segment segment={segment} offset={offset}")
-    return extent
 
 
 def _one_array(runs: list[Bytes]) -> Bytes:

@@ -7,7 +7,7 @@ prefaulted in the background.
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,28 +24,33 @@ class Segments:
     """Segments by number, each mapped once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._epoch = 0
-        self._mapped: dict[int, Bytes] = {}
+        self._mapped: tuple[int, dict[int, Bytes]] = 0, {}
+        """Of one epoch; one value, so that nobody takes those of another one for it."""
         self._by_file: dict[tuple[int, int, int], Bytes] = {}
         self._lock = threading.Lock()
         self._prefaulter = Prefaulter()
 
     def mapped(self, segment: int, epoch: int, fetch: Fetch) -> Bytes:
         """The whole segment, writable; `fetch` asks the daemon for a descriptor of one not yet known in this epoch."""
-        if epoch == self._epoch:
-            known = self._mapped.get(segment)
-            if known is not None:
-                return known
+        known = self.known(epoch).get(segment)
+        if known is not None:
+            return known
         with self._lock:
-            if epoch != self._epoch:
-                self._epoch, self._mapped = epoch, {}
-            if segment not in self._mapped:
-                self._mapped[segment] = self._map(segment, fetch)
-            return self._mapped[segment]
+            if epoch != self._mapped[0]:
+                self._mapped = epoch, {}
+            mapped = self._mapped[1]
+            if segment not in mapped:
+                mapped[segment] = self._map(segment, fetch)
+            return mapped[segment]
+
+    def known(self, epoch: int) -> dict[int, Bytes]:
+        """Those of this epoch that are mapped."""
+        of, mapped = self._mapped
+        return mapped if of == epoch else {}
 
     def clear(self) -> None:
         with self._lock:
-            self._mapped = {}
+            self._mapped = self._mapped[0], {}
             self._by_file = {}
             self._prefaulter.close()
             self._prefaulter = Prefaulter()
@@ -68,3 +73,11 @@ class Segments:
             raise Unavailable(f"segment cannot be mapped segment={segment}: {error}") from error
         finally:
             os.close(descriptor)
+
+
+def extent_of(segments: Mapping[int, Bytes], segment: int, offset: int, length: int) -> Bytes:
+    """An extent in the mapped segments; one outside of them is the daemon's fault, and caught here."""
+    extent = segments[segment][offset : offset + length]
+    if offset < 0 or extent.size != length:
+        raise Corrupt(f"a place lies outside its segment segment={segment} offset={offset}")
+    return extent

@@ -6,6 +6,7 @@ took, and is given back when it was not used for a while, or with the client's e
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,13 +14,14 @@ from kvstored.client.connection import Connection
 from kvstored.core.types import BATCH_KEYS_MAX
 from kvstored.errors import Corrupt
 from kvstored.pb import kvstored_pb2 as pb
-from kvstored.wire.packing import U64S, pack_u64, unpack_u64
+from kvstored.wire.packing import EXTENT_BYTES, unpack_u64
 
 STOCK_BYTES_MAX = 128 << 20
 BLOCKS_MIN = 32
 AHEAD_PUTS, AHEAD_BLOCKS, AHEAD_BYTES = 8, 128, 4 << 20
 """Held where puts are smaller: an order for every put would be a message for every put again, and one for four costs the daemon half; it also makes the
 books of what was put, which cost less for many at once (four clients with single blocks: a fifth)."""
+_ID_BYTES = 8
 IDLE_S = 10.0
 REST_PUTS_MAX = 64
 """Puts of a namespace that go the other way after ones that copied for nothing."""
@@ -27,17 +29,17 @@ REST_PUTS_MAX = 64
 
 @dataclass(slots=True)
 class Places:
-    """`ids`; `extents`: (n, 3) segment, offset, bytes."""
+    """As messages carry them: `ids`, u64 each; `extents`: segment, offset, bytes, u64 each."""
 
-    ids: U64S
-    extents: U64S
+    ids: bytes = b""
+    extents: bytes = b""
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.ids) // _ID_BYTES
 
     @property
     def bytes(self) -> int:
-        return int(self.extents[:, 2].sum())
+        return int(unpack_u64(self.extents, "extents")[2::3].sum())
 
 
 @dataclass(slots=True)
@@ -69,8 +71,8 @@ class Stock:
             return None
         if len(shelf.places) < count:
             self._connection.collect()  # the last order is on its way, perhaps
-        if len(shelf.places) < count:
-            return None
+            if len(shelf.places) < count:
+                return None
         taken, shelf.places = _cut(shelf.places, count)
         return taken
 
@@ -92,10 +94,8 @@ class Stock:
         """Orders what two puts of `count` blocks like the last one need, or some more small ones, from the second put on: one uses what is there while
         the order for the other is carried out. Waits for no answer."""
         shelf = self._shelf(namespace)
-        most = min(STOCK_BYTES_MAX // piece_bytes, BATCH_KEYS_MAX)
-        ahead = min(max(AHEAD_PUTS * count, AHEAD_BLOCKS), AHEAD_BYTES // piece_bytes)
-        target = min(max(2 * count, ahead, BLOCKS_MIN), most)
-        if shelf.puts < 2 or count > most or len(shelf.places) > target // 2:
+        target = _target(count, piece_bytes)
+        if shelf.puts < 2 or len(shelf.places) > target // 2 or not target:
             return
         self._give_back(list(self._in_the_way(namespace, target * piece_bytes)), timeout_s)
         request = pb.SetAsideRequest(
@@ -118,7 +118,7 @@ class Stock:
     def _shelf(self, namespace: bytes) -> _Shelf:
         shelf = self._shelves.get(namespace)
         if shelf is None:
-            shelf = self._shelves[namespace] = _Shelf(_none())
+            shelf = self._shelves[namespace] = _Shelf(Places())
         return shelf
 
     def _in_the_way(self, namespace: bytes, wanted_bytes: int) -> Iterator[bytes]:
@@ -131,35 +131,35 @@ class Stock:
                 yield name
 
     def _give_back(self, namespaces: Sequence[bytes], timeout_s: float) -> None:
-        ids = [each for name in namespaces for each in self._shelves.pop(name).places.ids.tolist()]
+        ids = b"".join([self._shelves.pop(name).places.ids for name in namespaces])
         if ids:
-            request = pb.AbortRequest(session=self._session, fills=pack_u64(ids))
+            request = pb.AbortRequest(session=self._session, fills=ids)
             self._connection.owe("Abort", request, pb.AbortResponse, lambda _: None, timeout_s)
 
     def _arrived(self, namespace: bytes, answer: pb.SetAsideResponse) -> None:
-        extents = unpack_u64(answer.extents, "extents")
-        if len(extents) % 3:
+        count, rest = divmod(len(answer.extents), EXTENT_BYTES)
+        if rest:
             raise Corrupt(f"places that were set aside are cut short: bytes={len(answer.extents)}")
-        extents = extents.reshape(-1, 3)
-        ids = np.arange(answer.first, answer.first + len(extents), dtype=np.uint64)
+        ids = np.arange(answer.first, answer.first + count, dtype="<u8").tobytes()
         shelf = self._shelf(namespace)
-        shelf.places = _joined(shelf.places, Places(ids, extents))
+        shelf.places = _joined(shelf.places, Places(ids, answer.extents))
 
 
-def _none() -> Places:
-    return Places(np.empty(0, dtype=np.uint64), np.empty((0, 3), dtype=np.uint64))
+@lru_cache(maxsize=256)
+def _target(count: int, piece_bytes: int) -> int:
+    """How many to have after puts of `count`; 0 for more than can be held."""
+    most = min(STOCK_BYTES_MAX // piece_bytes, BATCH_KEYS_MAX)
+    ahead = min(max(AHEAD_PUTS * count, AHEAD_BLOCKS), AHEAD_BYTES // piece_bytes)
+    return min(max(2 * count, ahead, BLOCKS_MIN), most) if count <= most else 0
 
 
 def _cut(places: Places, count: int) -> tuple[Places, Places]:
+    ids, extents = count * _ID_BYTES, count * EXTENT_BYTES
     return (
-        Places(places.ids[:count], places.extents[:count]),
-        Places(places.ids[count:], places.extents[count:]),
+        Places(places.ids[:ids], places.extents[:extents]),
+        Places(places.ids[ids:], places.extents[extents:]),
     )
 
 
 def _joined(first: Places, second: Places) -> Places:
-    if not len(first):
-        return second
-    return Places(
-        np.concatenate((first.ids, second.ids)), np.concatenate((first.extents, second.extents))
-    )
+    return Places(first.ids + second.ids, first.extents + second.extents)

@@ -62,6 +62,32 @@ class Copies(Protocol):
         """(shared, private, ranges) each: what lies outside the ranges is only summed."""
         ...
 
+    def fill(
+        self,
+        sources: Sequence[Bytes],
+        segments: Mapping[int, Bytes],
+        extents: bytes,
+        past_cache: bool,
+        /,
+    ) -> bytes:
+        """To one extent (3 x u64: segment, offset, bytes) each; their checksums, u64 each. Before the first byte is copied: LookupError where an extent
+        is outside its segment, that is not mapped, or the source has another size."""
+        ...
+
+    def may_have(
+        self,
+        memory: object,
+        tags_at: int,
+        entries_at: int,
+        buckets: int,
+        packed: bytes,
+        key_bytes: int,
+        seed: int,
+        /,
+    ) -> bool:
+        """Whether any of the keys, back to back, has a tag."""
+        ...
+
     def find(
         self,
         memory: object,
@@ -101,7 +127,10 @@ class Copies(Protocol):
         ...
 
 
+_CALLS = 2
+"""One more whenever a call is new or takes something else."""
 _LAYOUT = (
+    _CALLS,
     entries.WAYS,
     entries.TAG_BYTES,
     entries.ENTRY_WORDS,

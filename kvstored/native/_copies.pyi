@@ -29,6 +29,19 @@ def copy_walks(
     past_cache: bool,
     /,
 ) -> list[int]: ...
+def fill(
+    sources: Sequence[Bytes], segments: Mapping[int, Bytes], extents: bytes, past_cache: bool, /
+) -> bytes: ...
+def may_have(
+    memory: object,
+    tags_at: int,
+    entries_at: int,
+    buckets: int,
+    packed: bytes,
+    key_bytes: int,
+    seed: int,
+    /,
+) -> bool: ...
 def find(
     memory: object,
     tags_at: int,

@@ -1,10 +1,13 @@
 /* Copies with checksums, and reads without a message, for kvstored/client. What they mean is defined by its Python, which does the same
  * where this could not be built; the stub beside this file tells what each call takes.
  */
-#include "batch.h"
+#include "places.h"
 #include "projection.h"
 
 /* ---- copies */
+
+/* One more whenever a call is new or takes something else: kvstored/native/__init__.py has the same number. */
+enum { CALLS = 2 };
 
 /* The pieces' sums go to `sums`, which is NULL where none are wanted. */
 static void carry(const struct batch *batch, uint64_t *sums, bool past_cache)
@@ -19,22 +22,26 @@ static void carry(const struct batch *batch, uint64_t *sums, bool past_cache)
     settle();
 }
 
+/* Lets others run meanwhile where that is worth it. */
+static void carry_alone(const struct batch *batch, uint64_t *sums, bool past_cache)
+{
+    PyThreadState *alone = batch->bytes > ALONE_BYTES_MAX ? PyEval_SaveThread() : NULL;
+    carry(batch, sums, past_cache);
+    if (alone)
+        PyEval_RestoreThread(alone);
+}
+
 static PyObject *carried(const struct batch *batch, bool is_summed, bool past_cache)
 {
     size_t count = is_summed ? batch->piece_count : 0;
     uint64_t *sums = PyMem_Malloc(count * sizeof *sums + 1);
     PyObject *list = PyList_New((Py_ssize_t)count);
-    PyThreadState *alone = NULL;
     if (!sums || !list) {
         PyMem_Free(sums);
         Py_XDECREF(list);
         return PyErr_NoMemory();
     }
-    if (batch->bytes > ALONE_BYTES_MAX)
-        alone = PyEval_SaveThread();
-    carry(batch, is_summed ? sums : NULL, past_cache);
-    if (alone)
-        PyEval_RestoreThread(alone);
+    carry_alone(batch, is_summed ? sums : NULL, past_cache);
     for (size_t i = 0; list && i < count; i++) {
         PyObject *sum = PyLong_FromUnsignedLongLong(sums[i]);
         if (!sum || PyList_SetItem(list, (Py_ssize_t)i, sum))
@@ -70,6 +77,28 @@ static PyObject *copy_runs(PyObject *Py_UNUSED(module), PyObject *arguments)
 static PyObject *copy_walks(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     return copied(arguments, add_walk);
+}
+
+/* The sums as messages carry them. */
+static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *sources, *sums = NULL;
+    Py_buffer extents;
+    int past_cache;
+    struct mapped mapped = {.is_written = true};
+    struct batch batch = {0};
+    if (!PyArg_ParseTuple(arguments, "OO!y*p", &sources, &PyDict_Type, &mapped.segments, &extents,
+                          &past_cache))
+        return NULL;
+    PyObject *list = PySequence_Tuple(sources);
+    if (list && all_filled(&batch, &mapped, list, &extents))
+        sums = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(batch.piece_count * sizeof(uint64_t)));
+    if (sums)
+        carry_alone(&batch, (uint64_t *)(void *)PyBytes_AsString(sums), past_cache);
+    end_batch(&batch);
+    PyBuffer_Release(&extents);
+    Py_XDECREF(list);
+    return sums;
 }
 
 /* ---- reads without a message */
@@ -168,38 +197,37 @@ static PyObject *find(PyObject *Py_UNUSED(module), PyObject *arguments)
     return answer;
 }
 
+/* Whether any key has a tag: its entry is not looked at. */
+static PyObject *may_have(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer memory, keys;
+    Py_ssize_t tags_at, entries_at, buckets, key_bytes;
+    unsigned long long seed;
+    struct projection projection;
+    if (!PyArg_ParseTuple(arguments, "y*nnny*nK", &memory, &tags_at, &entries_at, &buckets, &keys,
+                          &key_bytes, &seed))
+        return NULL;
+    bool is_there = false;
+    bool is_good = opened(&projection, &memory, (size_t)tags_at, (size_t)entries_at, (size_t)buckets);
+    if (is_good && (key_bytes <= 0 || keys.len % key_bytes))
+        is_good = refuse("whole keys, back to back");
+    for (Py_ssize_t at = 0; is_good && !is_there && at < keys.len; at += key_bytes) {
+        const uint8_t *key = (const uint8_t *)keys.buf + at;
+        is_there = slot_of(&projection, XXH3_128bits_withSeed(key, (size_t)key_bytes, seed)) >= 0;
+    }
+    PyBuffer_Release(&memory);
+    PyBuffer_Release(&keys);
+    return is_good ? PyBool_FromLong(is_there) : NULL;
+}
+
 enum verdict { MISS, HIT, CHANGED, MISMATCHED };
 
-/* Where rows come from and go to: the mapped segments by number, of which the last one is `segment`, and what `read` was given. */
+/* Where rows come from and go to: the mapped segments, and what `read` was given. */
 struct sides {
-    PyObject *segments, *into, *ranges;
-    struct run segment, whole;
-    uint64_t number;
+    PyObject *into, *ranges;
+    struct mapped from;
+    struct run whole;
 };
-
-static bool take_segment(struct batch *batch, struct sides *sides, uint64_t segment)
-{
-    PyObject *number = PyLong_FromUnsignedLongLong(segment);
-    PyObject *mapped = number ? PyDict_GetItemWithError(sides->segments, number) : NULL;
-    Py_XDECREF(number);
-    sides->segment = (struct run){NULL, 0};
-    sides->number = segment;
-    return mapped ? hold(batch, mapped, false, &sides->segment) : !PyErr_Occurred();
-}
-
-/* The row's bytes where they lie; a place outside of the mapped segments is a LookupError. */
-static bool add_shared(struct batch *batch, const struct found *row, struct sides *sides)
-{
-    if ((!sides->segment.at || sides->number != row->segment) &&
-        !take_segment(batch, sides, row->segment))
-        return false;
-    size_t mapped = sides->segment.bytes;
-    if (row->offset > mapped || row->bytes > mapped - row->offset) {
-        PyErr_SetString(PyExc_LookupError, "a place lies outside its segment");
-        return false;
-    }
-    return add_run(batch, sides->segment.at + row->offset, row->bytes);
-}
 
 /* Where a row goes: its part of one array, an array of its own size, or a spread with ranges. */
 static bool add_target(struct batch *batch, const struct found *row, const struct sides *sides,
@@ -229,7 +257,7 @@ static bool add_target(struct batch *batch, const struct found *row, const struc
 static bool add_row(struct batch *batch, const struct found *row, struct sides *sides, Py_ssize_t i)
 {
     size_t from = batch->run_count;
-    if (!add_shared(batch, row, sides))
+    if (!add_extent(batch, &sides->from, (struct extent){row->segment, row->offset, row->bytes}))
         return false;
     size_t to = batch->run_count;
     return add_target(batch, row, sides, i) && add_piece(batch, to, from, row->bytes);
@@ -284,7 +312,7 @@ static PyObject *read_found(PyObject *Py_UNUSED(module), PyObject *arguments)
     struct projection projection;
     struct batch batch = {0};
     if (!PyArg_ParseTuple(arguments, "y*nnny*nnO!OOpw*", &memory, &tags_at, &entries_at, &buckets,
-                          &table, &first, &last, &PyDict_Type, &sides.segments, &sides.into,
+                          &table, &first, &last, &PyDict_Type, &sides.from.segments, &sides.into,
                           &sides.ranges, &past_cache, &verdicts))
         return NULL;
     bool is_good = opened(&projection, &memory, (size_t)tags_at, (size_t)entries_at, (size_t)buckets);
@@ -313,7 +341,9 @@ static PyMethodDef methods[] = {
     {"spread", spread, METH_O, NULL},
     {"copy_runs", copy_runs, METH_VARARGS, NULL},
     {"copy_walks", copy_walks, METH_VARARGS, NULL},
+    {"fill", fill, METH_VARARGS, NULL},
     {"find", find, METH_VARARGS, NULL},
+    {"may_have", may_have, METH_VARARGS, NULL},
     {"read", read_found, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -333,7 +363,7 @@ PyMODINIT_FUNC PyInit__copies(void)
 {
     PyObject *module = PyModule_Create(&definition);
     PyObject *layout = Py_BuildValue(
-        "iiiiiiiiiiiiiii", WAYS, TAG_BYTES, ENTRY_WORDS, UNIT_BYTES, SEQUENCE, CHECKSUM, GENERATION,
+        "iiiiiiiiiiiiiiii", CALLS, WAYS, TAG_BYTES, ENTRY_WORDS, UNIT_BYTES, SEQUENCE, CHECKSUM, GENERATION,
         DIGEST_WORD, KEY_WORD, PLACE, SIZES, SUM, DIGEST_BYTES, SEGMENT_SHIFT, LENGTH_SHIFT);
     spread_type = (PyTypeObject *)PyType_FromSpec(&spread_spec);
     if (!module || !layout || !spread_type ||

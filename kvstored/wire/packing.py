@@ -25,6 +25,8 @@ from kvstored.errors import InvalidArgument
 
 U64S = NDArray[np.uint64]
 U8S = NDArray[np.uint8]
+EXTENT_BYTES = 3 * 8
+"""Segment, offset, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def pack_keys(keys: Sequence[bytes]) -> tuple[bytes, int]:
     if not keys:
         return b"", KEY_BYTES_MIN
     key_bytes = len(keys[0])
-    if set(map(len, keys)) != {key_bytes}:
+    if len(keys) > 1 and set(map(len, keys)) != {key_bytes}:
         raise InvalidArgument(f"keys of one call have one length first={key_bytes}")
     check_keys(len(keys) * key_bytes, key_bytes)
     return b"".join(keys), key_bytes
@@ -103,6 +105,12 @@ def word_of(packed: bytes, name: str) -> int:
     if len(packed) != 8:
         unpack_u64(packed, name, 1)  # raises
     return int.from_bytes(packed, "little")
+
+
+def unpack_extents(packed: bytes) -> list[list[int]]:
+    """(segment, offset, bytes) each."""
+    found: list[list[int]] = unpack_u64(packed, "extents").reshape(-1, 3).tolist()
+    return found
 
 
 def pack_u8(values: Sequence[int] | U8S) -> bytes:

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
+from kvstored import native
 from kvstored.client import Client, FillStatus, Keys, Namespace
 from kvstored.client.connection import Connection
+from kvstored.client.local_transport import LocalTransport
 from kvstored.client.optimistic import Optimistic
-from kvstored.client.stock import STOCK_BYTES_MAX
+from kvstored.client.stock import STOCK_BYTES_MAX, Places, Stock
+from kvstored.errors import Corrupt
+from kvstored.wire.packing import pack_u64
 from tests.crash.blocks import content_of, is_right, spec_of
 from tests.crash.served import ROOT, Served, environment, wait_until
 
@@ -56,6 +60,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def transport_of(client: Client) -> LocalTransport:
+    transport = client._transport
+    assert isinstance(transport, LocalTransport)
+    return transport
+
+
 def held_bytes(served: Served) -> int:
     return int(served.stat().tiers[0].aside_bytes)
 
@@ -87,6 +97,23 @@ def test_a_put_like_the_ones_before_is_one_message(
     for keys in batches:
         assert are_right(namespace, keys)
         assert namespace.match(keys).hit_blocks == BATCH
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_without_c_they_go_so_as_well(
+    client: Client,
+    namespace: Namespace,
+    sent: list[str],
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport_of(client)._copier, "native", None)
+    monkeypatch.setattr(native, "copies", None)
+    batches = [new_keys(count) for _ in range(5)]
+    for keys in batches:
+        assert set(put(namespace, keys)) == {FillStatus.COMMITTED}
+    assert sent.count("PutAside") == 3
+    assert all(are_right(namespace, keys) for keys in batches)
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
@@ -122,6 +149,40 @@ def test_buffers_go_to_places_set_aside_without_being_joined(
         assert namespace.put_from(keys, buffers).status == COMMITTED
         assert are_right(namespace, keys)
     assert sent.count("PutAside") == 2
+
+
+def test_segments_that_are_not_mapped_yet_are_when_places_lie_there(
+    client: Client, namespace: Namespace, sent: list[str]
+) -> None:
+    for _ in range(3):
+        put(namespace, new_keys())
+    for _ in range(3):
+        transport_of(client)._segments.clear()
+        keys = new_keys()
+        assert put(namespace, keys) == COMMITTED
+        assert are_right(namespace, keys)
+    assert sent.count("PutAside") == 4
+
+
+def test_a_place_that_is_none_is_not_written_to(
+    served: Served, client: Client, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        put(namespace, new_keys())
+    take = Stock.take
+
+    def taken(stock: Stock, space: bytes, count: int, now_s: float) -> Places | None:
+        places = take(stock, space, count, now_s)
+        assert places is not None
+        first = places.extents[:8]
+        return Places(places.ids, (first + pack_u64([2**40, SIZE])) * count)
+
+    with monkeypatch.context() as wrong:
+        wrong.setattr(Stock, "take", taken)
+        with pytest.raises(Corrupt):
+            put(namespace, new_keys())
+    wait_until(lambda: held_bytes(served) == 0, what="the connection was closed")
+    assert put(namespace, new_keys()) == COMMITTED
 
 
 def test_known_blocks_are_told_as_present_and_the_places_are_kept(

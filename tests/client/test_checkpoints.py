@@ -86,6 +86,6 @@ def test_a_window_that_reaches_back_over_the_parts_of_a_put_is_stored(
     namespace = hybrid(client, CheckpointPolicy.BOUNDARY)
     keys = namespace.keys(range(BLOCKS * BLOCK_TOKENS))
     source = np.zeros(4096, np.uint8)
-    assert list(parts_of([source] * 3, 1)) == [(0, 2), (2, 3)]
+    assert list(parts_of([source.size] * 3, 1)) == [(0, 2), (2, 3)]
     put(namespace, keys)
     assert stored(namespace, keys, 2) == [3, 4]

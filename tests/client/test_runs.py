@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvstored.client.copying import Bytes
-from kvstored.client.runs import blocks_in_place, blocks_made, extent_of
+from kvstored.client.runs import blocks_in_place, blocks_made
+from kvstored.client.segments import extent_of
 from kvstored.errors import Corrupt
 from kvstored.wire.packing import PackedPieces, Pieces, pack_u8, pack_u64, unpack_pieces
 

@@ -15,6 +15,8 @@ from kvstored import native
 from kvstored.client import copying, scatter
 from kvstored.client.copying import Copier, Run
 from kvstored.client.scatter import Gather, Walk
+from kvstored.errors import Corrupt
+from kvstored.wire.packing import pack_u64
 
 Bytes = np.ndarray
 SIZES = [
@@ -283,6 +285,62 @@ def copier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     return Copier(3)
 
 
+def extents_of(*extents: tuple[int, int, int]) -> bytes:
+    return pack_u64([each for extent in extents for each in extent])
+
+
+@pytest.mark.parametrize("size", [1, 4096, 65536, 1 << 20])
+def test_places_are_filled_in_any_order_and_segment(copier: Copier, size: int) -> None:
+    rng = random.Random(size)
+    sources = [random_bytes(rng, size, offset=i) for i in range(18)]
+    segments = {n: empty(9 * size + 2, 0) for n in (3, 7)}
+    extents = [(3 + 4 * (i % 2), i // 2 * size + 1, size) for i in range(18)]
+    rng.shuffle(extents)
+    sums = copier.fill(sources, segments, extents_of(*extents))
+    assert sums == pack_u64([xxhash.xxh3_64_intdigest(each.data) for each in sources])
+    for source, (number, offset, _) in zip(sources, extents, strict=True):
+        assert np.array_equal(segments[number][offset : offset + size], source)
+    for segment in segments.values():
+        assert segment[0] == segment[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("extent", "error"),
+    [
+        ((8, 0, 64), LookupError),
+        ((7, 65, 64), (LookupError, Corrupt)),
+        ((7, 2**64 - 32, 64), (LookupError, Corrupt)),
+        ((7, 0, 63), (LookupError, Corrupt)),
+        ((7, 0, 2**64 - 1), (LookupError, Corrupt)),
+    ],
+)
+def test_no_byte_goes_where_no_place_is(
+    copier: Copier, extent: tuple[int, int, int], error: type[Exception]
+) -> None:
+    memory = empty(192, 0)
+    sources = [np.full(64, 1, dtype=np.uint8)] * 2
+    with pytest.raises(error):
+        copier.fill(sources, {7: memory[32:160]}, extents_of((7, 0, 64), extent))
+    assert not memory.any()
+
+
+def test_calls_that_make_no_sense_fill_nothing(copies: native.Copies) -> None:
+    memory, source = empty(64, 0), np.full(64, 1, dtype=np.uint8)
+    place = extents_of((0, 0, 64))
+    read_only = memory.view()
+    read_only.flags.writeable = False
+    for sources, segment, extents in (
+        ([source, source], memory, place),
+        ([source], memory, place[:-1]),
+        ([None], memory, place),
+        ([np.full(128, 1, dtype=np.uint8)[::2]], memory, place),
+        ([source], read_only, place),
+    ):
+        with pytest.raises((ValueError, TypeError, BufferError)):
+            copies.fill(sources, {0: segment}, extents, True)  # type: ignore[arg-type]  # wrong ones on purpose
+    assert not memory.any()
+
+
 def test_a_large_batch_is_shared_by_threads_and_keeps_its_order(copier: Copier) -> None:
     rng = random.Random(4)
     size = 1 << 20
@@ -291,6 +349,10 @@ def test_a_large_batch_is_shared_by_threads_and_keeps_its_order(copier: Copier) 
     runs = [Run(a, (b,), (size,)) for a, b in zip(sources, shared, strict=True)]
     right = [xxhash.xxh3_64_intdigest(each.data) for each in sources]
     assert copier.copy_in(runs) == right
+    memory = empty(17 * size, 0)
+    places = extents_of(*[(0, i * size, size) for i in range(17)])
+    assert copier.fill(sources, {0: memory}, places) == pack_u64(right)
+    assert np.array_equal(memory, np.concatenate(sources))
     back = [run._replace(private=empty(size, 0)) for run in runs]
     assert copier.copy_out(back) == right
     assert copier.copy_out_unchecked(back) == []

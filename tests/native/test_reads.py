@@ -139,6 +139,27 @@ def test_it_finds_what_python_finds(copies: native.Copies, seed: int) -> None:
         assert segments == {s for s, there in zip(found.segments, is_there, strict=True) if there}
 
 
+@pytest.mark.parametrize("length", [8, 32, 64])
+def test_tags_are_looked_for_as_python_does(
+    copies: native.Copies, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = filled(random.Random(length), 50)
+    index, every = world.index(), [bytes([i]) * length for i in range(60)]
+    batches = [[key] for key in every] + [every[50:], every[49:], every[::7], []]
+    for batch in batches:
+        packed = b"".join(batch)
+        is_there = any(key in world.contents for key in batch)
+        assert copies.may_have(*world.told, packed, length, SEED) is is_there
+        with monkeypatch.context() as without:
+            without.setattr(native, "copies", None)
+            assert index.may_have(packed, length, SEED) is is_there
+        assert index.may_have(packed, length, SEED) is is_there
+    assert not copies.may_have(*world.told, every[0], length, SEED + 1)
+    for packed, key_bytes in ((every[0][:-1], length), (every[0], 0), (every[0], -1)):
+        with pytest.raises(ValueError, match="whole keys"):
+            copies.may_have(*world.told, packed, key_bytes, SEED)
+
+
 def test_another_namespace_finds_nothing(copies: native.Copies) -> None:
     world = filled(random.Random(1), 10)
     table = np.zeros((1, native.FOUND_COLUMNS), dtype=np.uint64)

@@ -206,7 +206,9 @@ class FakeService:
         self.check(request.session)
         names = self.names(request.namespace, request.keys)
         groups = self.groups(request.namespace, request.groups)
-        sizes = packing.unpack_table(request.sizes, "sizes", len(names), len(groups))
+        spec = spec_of(self.namespace(request.namespace), caller_tenant="default")
+        full = packing.pack_u64([spec.groups[g].bytes_per_block for g in groups] * len(names))
+        sizes = packing.unpack_table(request.sizes or full, "sizes", len(names), len(groups))
         told, fills, pieces = [], [], []
         being_filled = {fill.name for fill in self.fills.values()}
         for name, row in zip(names, sizes.tolist(), strict=True):
