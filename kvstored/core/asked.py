@@ -26,7 +26,7 @@ class Asked:
 
     def stored(self, blocks: Rows) -> None:
         """Blocks that became readable by a put, each right below the one before or of another path."""
-        parents = self._tables.tree.parent[blocks]
+        parents = self._tables.tree.parent.take(blocks)
         begins = [0]
         if len(blocks) > 1:
             begins += (np.flatnonzero(parents[1:] != blocks[:-1]) + 1).tolist()
@@ -38,23 +38,26 @@ class Asked:
     def _add(self, blocks: Rows, cuts: list[int], parents: list[int]) -> None:
         """Paths between the cuts; `parents`: of the first of each, where what is above them counts too."""
         tables, curve = self._tables, self.curve
+        at = blocks.astype(np.intp)
         ns = tables.blocks.ns.item(blocks.item(0))
         spec, units = tables.layouts[ns].spec, self._units_of(ns)
-        tokens = tables.blocks.valid[blocks]
-        depths = tables.tree.depth[blocks].astype(np.float64) * spec.block_tokens
+        tokens = tables.blocks.valid[at]
+        depths = tables.tree.depth[at].astype(np.float64) * spec.block_tokens
         flops = tokens * (
             (spec.flops_base or FLOPS_A_TOKEN) + spec.flops_slope * (depths + tokens / 2)
         )
         wholes = np.add.reduceat(flops, cuts[:-1]).tolist()
-        lows, ends = tables.index.fingerprints[blocks, 0], cuts
+        lows, ends = tables.index.fingerprints[at, 0], cuts
         if curve.threshold < 1 << 64:
             below = np.flatnonzero(lows < curve.threshold)
             lows, flops, ends = lows[below], flops[below], np.searchsorted(below, cuts).tolist()
-        low, flop = lows.tolist(), flops.tolist()
+        uses, threshold = sampled(lows.tolist(), units, flops.tolist(), curve), curve.threshold
         for i, (begin, end) in enumerate(pairwise(ends)):
-            uses = sampled(low[begin:end], units, flop[begin:end], curve) if end > begin else ()
-            above = self._above(parents[i]) if uses and parents else ()
-            curve.add(Path(uses, above), cuts[i + 1] - cuts[i], wholes[i])
+            mine = uses[begin:end]
+            if curve.threshold < threshold:  # it sank by what was added
+                mine = tuple(use for use in mine if use.low < curve.threshold)
+            above = self._above(parents[i]) if mine and parents else ()
+            curve.add(Path(mine, above), cuts[i + 1] - cuts[i], wholes[i])
 
     def _above(self, parent: int) -> tuple[int, ...]:
         """What is sampled of the path down to this block, from its end upwards."""

@@ -32,6 +32,7 @@ from kvstored.core.policies.base import Policy
 from kvstored.core.policies.named import policy_named
 from kvstored.core.readability import (
     NOT_READABLE,
+    are_plainly_idle,
     copies_below,
     is_complete,
     recount_clean,
@@ -42,6 +43,7 @@ from kvstored.core.sinks import Sinks
 from kvstored.core.types import NamespaceId, Part, Rows, TierId, as_rows
 
 WAITING_SLACK = 4096
+_HBM, _CHECKPOINT = int(TierId.HBM), int(Part.CHECKPOINT)
 
 
 class Books(Tables):
@@ -185,26 +187,35 @@ class Books(Tables):
     def is_idle(self, copy: int) -> bool:
         """Ready, unread, a leaf in its tier and part, no exempt sink, not what a GPU alone has, and not the fastest copy of a held block: only
         pinned is less, there a clean copy may leave."""
-        copies = self.copies
-        if copies.state[copy] != READY or copies.readers[copy] or copies.fills[copy]:
+        copies = self.copies  # `item`: a third of what a numpy scalar takes
+        if copies.state.item(copy) != READY or copies.readers.item(copy) or copies.fills.item(copy):
             return False
-        if not copies.flags[copy] & CLEAN and int(copies.tier[copy]) == TierId.HBM:
+        flags = copies.flags.item(copy)
+        if not flags & CLEAN and copies.tier.item(copy) == _HBM:
             return False  # it goes down first
-        if copies.kids[copy] and int(copies.part[copy]) != Part.CHECKPOINT:
+        if copies.kids.item(copy) and copies.part.item(copy) != _CHECKPOINT:
             return False
-        block = int(copies.block[copy])
-        if copies.flags[copy] & SINK and self.tree.children[block]:
+        block = copies.block.item(copy)
+        if flags & SINK and self.tree.children.item(block):
             return False
-        if not self.blocks.holds[block]:
+        holds = self.blocks.holds.item(block)
+        if not holds:
             return True
-        if self.blocks.holds[block] == self.pin_holds[block] and copies.flags[copy] & CLEAN:
+        if holds == self.pin_holds[block] and flags & CLEAN:
             return True
-        return self.fastest_copy(block, int(copies.part[copy])) != copy
+        return self.fastest_copy(block, copies.part.item(copy)) != copy
 
     def consider(self, copy: int) -> None:
         """Offer a copy to the policy if nothing is in the way any more. Called after whatever may have been."""
         if self.is_evictable(copy):
             self.policy.offer(copy)
+
+    def consider_many(self, rows: Rows) -> None:
+        """The same for each of many."""
+        is_referred_to, offer = self.space.frames.is_referred_to, self.policy.offer
+        for copy, idle in zip(rows.tolist(), are_plainly_idle(self, rows).tolist(), strict=True):
+            if not is_referred_to(copy) and (idle or self.is_idle(copy)):
+                offer(copy)
 
     def read(self, copy: int) -> None:
         """One reader more."""
@@ -264,8 +275,7 @@ class Books(Tables):
         at = self.copies_of_many(blocks)
         idle = (copies.readers[at] == 0) & (copies.state[at] == READY)
         leaf = (copies.kids[at] == 0) | (copies.part[at] == int(Part.CHECKPOINT))
-        for copy in at[idle & leaf].tolist():
-            self.consider(copy)
+        self.consider_many(at[idle & leaf])
 
     def touch(self, blocks: Rows, event: TouchEvent, now_s: float) -> None:
         """Blocks of one path, head to tail, were used: every copy's rank moves, the tail's first."""

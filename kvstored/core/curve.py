@@ -72,11 +72,12 @@ class Curve:
         self._queued += len(path.asked)
         if self._queued > QUEUE_MAX:
             self._sink(self.threshold // 2)
-            kept = [
-                Path(tuple(use for use in each.asked if use.low < self.threshold), each.above)
-                for each in self._queue
-            ]
-            self._queue = deque(each for each in kept if each.asked)
+            kept: deque[Path] = deque()
+            for each in self._queue:
+                left = [use for use in each.asked if use.low < self.threshold]
+                if left:
+                    kept.append(Path(tuple(left), each.above))
+            self._queue = kept
             self._queued = sum(len(each.asked) for each in self._queue)
 
     def digest(self, uses_max: int, now_s: float) -> None:
@@ -189,6 +190,5 @@ def sampled(
 ) -> tuple[Use, ...]:
     """Those below the curve's threshold."""
     threshold = curve.threshold
-    return tuple(
-        Use(low, units, each) for low, each in zip(lows, flops, strict=True) if low < threshold
-    )
+    uses = [Use(low, units, each) for low, each in zip(lows, flops, strict=True) if low < threshold]
+    return tuple(uses)

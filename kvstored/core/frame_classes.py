@@ -21,7 +21,7 @@ def heat_of(tables: Tables, copy: int) -> Heat:
 
 def refers(tables: Tables, copy: int) -> bool:
     """Whether it is on NVMe, and stored as what it differs by from another one."""
-    if tables.copies.tier[copy] != int(TierId.NVME) or not len(tables.space.frames):
+    if tables.copies.tier.item(copy) != int(TierId.NVME) or not len(tables.space.frames):
         return False
     return any(tables.space.frames.refers(tables.place(p)) for p in tables.pieces_of(copy))
 

@@ -6,12 +6,14 @@ That is what an engine with one kind of KV puts all day. Everything else goes th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstored.core.books import Books
-from kvstored.core.calls import Fingerprint, Reserve, TouchEvent
+from kvstored.core.calls import Fingerprint, Reserve
 from kvstored.core.columnar import GrantedMany, Places, VisibleMany, no_places
 from kvstored.core.columns import FILLING, READY, SUSPECT, WAITING
 from kvstored.core.eviction import Evictor
@@ -126,15 +128,20 @@ def lay_paths(books: Books, ns: NamespaceId, put: Sequence[Paths], length: int) 
     blocks = _blocks(books, layout, fingerprints, generations)
     pieces = _copies(books, layout, blocks, places, length, lengths)
     begin = 0
-    for parent, count in zip(parents, lengths, strict=True):
-        above = -1
-        if parent is not None:
-            above = books.ensure_block(ns, parent, layout.spec.block_tokens)
-        is_child = above >= 0 and can_follow(books, layout, above)
-        _put_below(books, layout, blocks[begin : begin + count], above if is_child else -1)
-        if above >= 0 and not is_child:
-            books.drop_idle(above)
-        begin += count
+    are_roots = [
+        parent is None and count == 1 for parent, count in zip(parents, lengths, strict=True)
+    ]
+    for are_alone, together in groupby(
+        zip(are_roots, parents, lengths, strict=True), itemgetter(0)
+    ):
+        if are_alone:
+            end = begin + sum(1 for _ in together)
+            books.tree.add_many(blocks[begin:end])
+            begin = end
+            continue
+        for _, parent, count in together:
+            _put_path(books, layout, blocks[begin : begin + count], parent)
+            begin += count
     return Laid(blocks, pieces, places, fingerprints, generations, length)
 
 
@@ -187,6 +194,17 @@ def _laid(books: Books, call: Reserve, first: int, above: int, places: Places, l
     return Laid(blocks, pieces, places, fingerprints, generations, length)
 
 
+def _put_path(books: Books, layout: Layout, blocks: Rows, parent: Fingerprint | None) -> None:
+    """One path, below what it is told to be below where that may have it."""
+    above = -1
+    if parent is not None:
+        above = books.ensure_block(layout.id, parent, layout.spec.block_tokens)
+    is_child = above >= 0 and can_follow(books, layout, above)
+    _put_below(books, layout, blocks, above if is_child else -1)
+    if above >= 0 and not is_child:
+        books.drop_idle(above)
+
+
 def _put_below(books: Books, layout: Layout, blocks: Rows, above: int) -> None:
     """Blocks and their copies become one run below a block, or at the root."""
     books.tree.add_run(blocks, above)
@@ -210,10 +228,11 @@ def _blocks(
 ) -> Rows:
     table, count = books.blocks, len(fingerprints)
     blocks = table.take_many(count)
-    table.ns[blocks] = layout.id
-    table.valid[blocks] = layout.spec.block_tokens
-    table.generation[blocks] = generations
-    table.holds[blocks] = 1
+    at = blocks.astype(np.intp)  # else each column converts them, for a microsecond
+    table.ns[at] = layout.id
+    table.valid[at] = layout.spec.block_tokens
+    table.generation[at] = generations
+    table.holds[at] = 1
     books.tree.ensure(table.capacity)
     books.index.put_many(blocks, fingerprints)
     return blocks
@@ -230,7 +249,8 @@ def _copies(
     """FILLING copies with one FILLING piece each; answers the pieces. `lengths`: of the paths, whose last blocks have no copy below."""
     copies, pieces, count = books.copies, books.pieces, len(blocks)
     part = layout.spec.groups[0].part
-    rows, at = copies.take_many(count), pieces.take_many(count)
+    taken = pieces.take_many(count)
+    rows, at = copies.take_many(count).astype(np.intp), taken.astype(np.intp)
     copies.block[rows] = blocks
     copies.tier[rows] = WRITE_TIER
     copies.part[rows] = part
@@ -251,7 +271,7 @@ def _copies(
     book = books.space.books[WRITE_TIER]
     book.copies += count
     book.used[Budget.GLOBAL] += count * units_of(length)
-    return at
+    return taken
 
 
 # ---- commit
@@ -290,8 +310,9 @@ def make_ready(
 ) -> None:
     """The copies become readable, in their order; each fill's hold ends. `lengths`: of the paths that they are of."""
     copies, table, blocks = books.copies, books.pieces, books.blocks
-    pieces, owners = laid.pieces, laid.blocks
-    at = table.copy[pieces]
+    pieces, owners = laid.pieces.astype(np.intp), laid.blocks.astype(np.intp)
+    rows = table.copy[pieces]
+    at = rows.astype(np.intp)
     table.state[pieces] = READY
     table.checksum[pieces] = checksums
     copies.missing[at] = 0
@@ -300,13 +321,10 @@ def make_ready(
     book = books.space.books[WRITE_TIER]
     book.dirty += len(at)
     blocks.last_s[owners] = np.maximum(blocks.last_s[owners], now_s)
-    for i in np.flatnonzero(books.are_sinks(owners)).tolist():
+    for i in np.flatnonzero(books.are_sinks(laid.blocks)).tolist():
         books.count_sink(int(at[i]), int(owners[i]), WRITE_TIER)
-    begin = 0
-    for count in lengths:
-        books.policy.touch(at[begin : begin + count], TouchEvent.STORED, now_s)
-        begin += count
-    books.asked.stored(owners)
+    books.policy.stored(rows, lengths, now_s)
+    books.asked.stored(laid.blocks)
     blocks.fast[owners] = WRITE_TIER
     blocks.tiers[owners] = 1 << WRITE_TIER | READABLE
     depths = books.tree.depth[owners]
@@ -315,16 +333,18 @@ def make_ready(
         fresh = at[copies.flags[at] & WAITING == 0]
         copies.flags[fresh] |= WAITING
         books.waiting.extend(fresh.tolist())
-    _return(books, owners)
+    _return(books, laid.blocks)
     blocks.holds[owners] -= 1
-    for copy in at[copies.kids[at] == 0].tolist():
-        books.consider(copy)
+    books.consider_many(rows[copies.kids[at] == 0])
 
 
 def _return(books: Books, blocks: Rows) -> None:
     """Blocks that have children which did not come with this commit may make them reachable again."""
     tree = books.tree
+    children = tree.children.take(blocks)
+    if not children.any():
+        return
     along = np.zeros(len(blocks), dtype=np.bool_)
-    along[:-1] = (tree.parent[blocks[1:]] == blocks[:-1]) & (tree.children[blocks[:-1]] == 1)
-    for block in blocks[~along & (tree.children[blocks] > 0)].tolist():
+    along[:-1] = (tree.parent[blocks[1:]] == blocks[:-1]) & (children[:-1] == 1)
+    for block in blocks[~along & (children > 0)].tolist():
         books.block_returned(block)

@@ -135,8 +135,7 @@ def finish_run(books: Books, run: CopyRun, kept: Places, now_s: float) -> None:
         VisibleMany(ns, run.fingerprints, target, depths, kept, lines, is_load=is_load)
     )
     books.mark_leased(rows[table.readers[rows] > 0], target, leased=True)
-    for copy in rows[(table.kids[rows] == 0) & (table.readers[rows] == 0)].tolist():
-        books.consider(copy)
+    books.consider_many(rows[(table.kids[rows] == 0) & (table.readers[rows] == 0)])
     end_reading(books, sources, run.source)
 
 

@@ -1,7 +1,10 @@
 """What follows from the copies of one block: where it can be read from, which of its copies are clean, what it makes unreachable. Recomputed
 from the rows."""
 
-from kvstored.core.columns import CLEAN, READY
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstored.core.columns import CLEAN, READY, SINK
 from kvstored.core.rows import Tables
 from kvstored.core.types import Part, Rows, TierId, as_rows
 
@@ -85,3 +88,14 @@ def copies_below(tables: Tables, block: int) -> Rows:
             if tables.tree.children[child] and tables.blocks.fast[child] != NOT_READABLE
         )
     return tables.copies_of_many(as_rows(below))
+
+
+def are_plainly_idle(tables: Tables, copies: Rows) -> NDArray[np.bool_]:
+    """Which of many copies are idle as `Books.is_idle` has it because nothing at all is in the way; others may be too."""
+    table, at = tables.copies, copies.astype(np.intp)
+    block = table.block[at]
+    idle = (table.state[at] == READY) & (table.readers[at] == 0) & (table.fills[at] == 0)
+    idle &= (table.kids[at] == 0) & (table.tier[at] != int(TierId.HBM))
+    idle &= (table.flags[at] & SINK == 0) | (tables.tree.children[block] == 0)
+    plain: NDArray[np.bool_] = idle & (tables.blocks.holds[block] == 0)
+    return plain

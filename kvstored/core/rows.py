@@ -139,9 +139,8 @@ class Tables:
         return round(2 * log2(density)) if density > 0 else 0
 
     def are_sinks(self, blocks: Rows) -> NDArray[np.bool_]:
-        mask: NDArray[np.bool_] = (
-            self.tree.depth[blocks] < self._sink_blocks[self.blocks.ns[blocks]]
-        )
+        sinks = self._sink_blocks.take(self.blocks.ns.take(blocks))
+        mask: NDArray[np.bool_] = self.tree.depth.take(blocks) < sinks
         return mask
 
     def sink_blocks(self, ns: int) -> int:
@@ -149,11 +148,11 @@ class Tables:
         return int(self._sink_blocks[ns])
 
     def heat(self, block: int) -> Heat:
-        if self.tree.depth[block] < self._sink_blocks[self.blocks.ns[block]]:
+        if self.tree.depth.item(block) < self._sink_blocks.item(self.blocks.ns.item(block)):
             return Heat.SINK
         if block in self.recent:
             return Heat.RECENT
-        shared = self.blocks.hits[block] or self.tree.children[block] > 1
+        shared = self.blocks.hits.item(block) or self.tree.children.item(block) > 1
         return Heat.SHARED if shared else Heat.COLD
 
     def link(self, block: int, parent: int) -> bool:

@@ -13,6 +13,7 @@ from kvstored.core.rows import Tables
 from kvstored.core.types import Heat, Part, TierId
 
 _SLACK = 64
+_CHECKPOINT = int(Part.CHECKPOINT)
 
 Entry = tuple[float, int, int]
 """Last use as it was, number of the exemption, copy."""
@@ -32,16 +33,17 @@ class Sinks:
     def count(self, copy: int, block: int, tier: TierId, *, may_yield: bool) -> None:
         """A copy that just became ready is exempt if it is a sink and there is room in the share, or colder ones make it."""
         tables = self._tables
-        if int(tables.copies.part[copy]) == Part.CHECKPOINT or tables.heat(block) is not Heat.SINK:
+        is_other = tables.copies.part.item(copy) == _CHECKPOINT
+        if is_other or tables.heat(block) is not Heat.SINK:
             return
         if refers(tables, copy):
             return
-        book, units = tables.space.books[tier], int(tables.copies.units[copy])
+        book, units = tables.space.books[tier], tables.copies.units.item(copy)
         over = book.sinks + units - int(book.granted * book.limits.sink_share)
         if over > 0 and not (may_yield and self._make_room(tier, over, block)):
             return
         self._last += 1
-        tables.copies.flags[copy] |= SINK
+        tables.copies.flags[copy] = tables.copies.flags.item(copy) | SINK
         book.sinks += units
         self._numbers[copy] = self._last
         heap = self._heaps.setdefault(tier, [])
@@ -63,14 +65,16 @@ class Sinks:
                 heappush(heap, (used_s, *entry[1:]))
                 continue
             yielding.append(entry)
-            units -= int(tables.copies.units[entry[2]])
+            units -= tables.copies.units.item(entry[2])
         if units > 0:
             for entry in yielding:
                 heappush(heap, entry)
             return False
+        flags = tables.copies.flags
+        book = tables.space.books[tier]
         for _, _, copy in yielding:
-            tables.copies.flags[copy] &= ~SINK & 0xFF
-            tables.space.books[tier].sinks -= int(tables.copies.units[copy])
+            flags[copy] = flags.item(copy) & ~SINK
+            book.sinks -= tables.copies.units.item(copy)
             del self._numbers[copy]
             self._freed(copy)
         return True
@@ -81,7 +85,7 @@ class Sinks:
         tables = self._tables
         if self._numbers.get(copy) != number:
             return None
-        if not tables.copies.flags[copy] & SINK:
+        if not tables.copies.flags.item(copy) & SINK:
             del self._numbers[copy]
             return None
         return tables.blocks.last_s.item(tables.copies.block.item(copy))

@@ -64,23 +64,16 @@ class PrefixTree(Links):
 
     def add_run(self, rows: Rows, parent: int) -> None:
         """New rows, each the only child of the one before, the first below `parent` (-1: it is a root)."""
+        if len(rows) == 1:
+            self._add_below(rows.item(0), parent)
+            return
         assert (self.node[rows] == _NONE).all(), "a row is in the tree"
-        first, last, depth, node = int(rows[0]), int(rows[-1]), 0, _NONE
+        node, depth = self._hang(rows.item(0), rows.item(-1), len(rows), parent)
         at = rows.astype(np.intp)  # else each column converts them, for a microsecond
         self.parent[at[1:]] = rows[:-1]
         self._first[at[:-1]] = rows[1:]
         self.children[at[:-1]] = 1
-        if parent != _NONE:
-            fan_out = self._fan_outs[parent]
-            if fan_out == 1:
-                self._split(parent)
-            self._attach(first, parent)
-            depth = self._depths[parent] + 1
-            if fan_out == 0:  # the parent's run goes on
-                node = self._nodes[parent]
-                self._tails[node] = last
-                self._lengths[node] += len(rows)
-        self.node[at] = self._new_node(first, last, len(rows)) if node == _NONE else node
+        self.node[at] = node
         self.depth[at] = np.arange(depth, depth + len(rows))
 
     def cut_run(self, rows: Rows) -> None:
@@ -305,6 +298,25 @@ class PrefixTree(Links):
                 head, tail = self._heads[node], self._tails[node]
                 assert self._nodes[head] == self._nodes[tail] == node
                 assert self._depths[tail] - self._depths[head] == length - 1
+
+    def _add_below(self, row: int, parent: int) -> None:
+        assert self._nodes[row] == _NONE, "row is in the tree"
+        self._nodes[row], self._depths[row] = self._hang(row, row, 1, parent)
+
+    def _hang(self, first: int, last: int, length: int, parent: int) -> tuple[int, int]:
+        """Link a run of new rows; answers the node that they are of, and the depth of the first."""
+        if parent == _NONE:
+            return self._new_node(first, last, length), 0
+        fan_out = self._fan_outs[parent]
+        if fan_out == 1:
+            self._split(parent)
+        self._attach(first, parent)
+        if fan_out:
+            return self._new_node(first, last, length), self._depths[parent] + 1
+        node = self._nodes[parent]  # the parent's run goes on
+        self._tails[node] = last
+        self._lengths[node] += length
+        return node, self._depths[parent] + 1
 
     def _after(self, row: int) -> list[int]:
         """The siblings that were linked before this one."""

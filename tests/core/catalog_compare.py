@@ -11,7 +11,8 @@ from kvstored.core.catalog import Catalog
 from kvstored.core.columnar import singly
 from kvstored.core.columns import FIRST, READY, SINK
 from kvstored.core.copying import Copying, CopyRun
-from kvstored.core.types import Extent, NamespaceId, NamespaceSpec, Place, SessionId
+from kvstored.core.readability import are_plainly_idle
+from kvstored.core.types import Extent, NamespaceId, NamespaceSpec, Place, SessionId, as_rows
 from tests.core.desk import BLOCK_TOKENS, Namer
 from tests.core.oracle_claims import FullOracle
 from tests.core.oracle_rows import DRAM, EVICTED, NVME, Gone
@@ -136,6 +137,9 @@ class ComparingMachine(RuleBasedStateMachine):
                 assert bool(table.flags[at] & FIRST) is copy.is_first, f"first victim {key}"
                 assert bool(table.flags[at] & SINK) is copy.is_sink, f"sink {key}"
         assert books.copies.live == len(kept) + len(self.oracle.doomed)
+        plainly = are_plainly_idle(books, as_rows(kept)).tolist()
+        for at, is_plain in zip(kept, plainly, strict=True):
+            assert books.is_idle(at) or not is_plain, "it is told idle at once, and is not"
 
     def fingerprint_of(self, ns: int, key: str) -> Fingerprint:
         low, high = self.namer_of(ns).batch([key]).fingerprints[0].tolist()

@@ -91,9 +91,13 @@ class Ages:
             for number, row in zip(numbers, rows, strict=True)
             if is_kept(number, row)
         )
-        self._numbers, self._rows, self._lows, self.size = [], [], [], 0
-        for number, row in kept:
-            self.add(number, row)
+        self._numbers, self._rows, self._lows, self.size = [], [], [], len(kept)
+        entries, size = list(kept), _CHUNK // 2
+        for begin in range(0, len(entries), size):
+            numbers, rows = zip(*entries[begin : begin + size], strict=True)
+            self._numbers.append(array("q", numbers))
+            self._rows.append(array("i", rows))
+            self._lows.append(numbers[0])
 
     def _halve(self, chunk: int) -> None:
         numbers, rows = self._numbers[chunk], self._rows[chunk]

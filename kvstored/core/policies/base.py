@@ -5,6 +5,7 @@ The policy owns the order of victims; the books say what may be evicted at all. 
 when it comes up; a key shrinks only in `first`, which queues at once. So a rank never shrinks while its copy lives.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -52,6 +53,9 @@ class Policy(Protocol):
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         """Copy rows were used, in this order: a path comes tail to head, so that its tail leaves first; what is stored, head to tail."""
+
+    def stored(self, rows: Rows, lengths: Sequence[int], now_s: float) -> None:
+        """As `touch` for each of so many paths of copies in turn, one behind the other; no block is of two of them."""
 
     def offer(self, row: int) -> None:
         """The copy may be evicted from now on (leaf, ready, not read). Does nothing if it is queued already."""

@@ -9,7 +9,8 @@ history leaves. Until the first tables are made this is leaf-first LRU.
 
 import json
 import struct
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -57,21 +58,26 @@ class Composite(Peeking):
         self._branches = Branches(ledger, self._spans, self._histories.leave)
 
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
+        if event is TouchEvent.STORED:
+            self.stored(rows, (len(rows),), now_s)
+            return
         if event is TouchEvent.HINT and self._was_just_used(rows, now_s):
             return
-        copies, spans = self._ledger.copies, self._spans
-        at = rows.astype(np.intp)
-        copies.rank[at] = self._touches
-        self._touches += 1
-        spans.ensure(self._ledger.blocks.capacity)
-        self._now_s = max(self._now_s, now_s)
-        blocks = copies.block[at]
-        if event is TouchEvent.STORED:
-            self._stored(spans.unknown(blocks), now_s)
-        elif event is TouchEvent.FOUND:
-            self._found(spans.unknown(blocks), now_s)
+        blocks, spans = self._ranked(rows, (len(rows),), now_s), self._spans
+        if event is TouchEvent.FOUND:
+            self._found(blocks[spans.are_unknown(blocks)], now_s)
         else:
             self._used(spans.along(blocks), event, now_s)
+
+    def stored(self, rows: Rows, lengths: Sequence[int], now_s: float) -> None:
+        blocks = self._ranked(rows, lengths, now_s)
+        is_new = self._spans.are_unknown(blocks)
+        if np.count_nonzero(is_new) < len(blocks):
+            before = np.concatenate(((0,), np.cumsum(is_new)))
+            ends = before[np.cumsum(lengths)]
+            blocks, lengths = blocks[is_new], np.diff(ends, prepend=0).tolist()
+        if len(blocks):
+            self._stored(blocks, lengths, now_s)
 
     def offer(self, row: int) -> None:
         block = self._ledger.copies.block.item(row)
@@ -162,25 +168,55 @@ class Composite(Peeking):
         span = self._spans.of(self._ledger.copies.block.item(rows.item(0))) if len(rows) else NONE
         return span != NONE and now_s - self._spans.last_s[span] <= SAME_REQUEST_S
 
-    def _stored(self, at: Rows, now_s: float) -> None:
-        """Blocks that are new here, though perhaps they come back: a path from its head, or many in any order."""
-        if not len(at):
-            return
-        tree = self._ledger.tree
+    def _ranked(self, rows: Rows, lengths: Sequence[int], now_s: float) -> Rows:
+        """The blocks of copies that are used now, so many by each touch."""
+        copies, count = self._ledger.copies, len(lengths)
+        at = rows.astype(np.intp)  # else each column converts them, for a microsecond
+        first, self._touches = self._touches, self._touches + count
+        copies.rank[at] = first if count == 1 else np.arange(first, first + count).repeat(lengths)
+        self._spans.ensure(self._ledger.blocks.capacity)
+        self._now_s = max(self._now_s, now_s)
+        return copies.block[at]
+
+    def _stored(self, at: Rows, lengths: Sequence[int], now_s: float) -> None:
+        """Blocks that are new here, though perhaps they come back: paths, each from its head, or many in any order as one."""
+        tree, ends = self._ledger.tree, list(accumulate(lengths))
         above_of = tree.parent.take(at)
-        is_path = _is_path(at, above_of)
-        if not is_path:
+        are_paths = _are_paths(at, above_of, ends)
+        if not are_paths and len(lengths) > 1:
+            for begin, end in pairwise((0, *ends)):
+                if end > begin:
+                    self._stored(at[begin:end], (end - begin,), now_s)
+            return
+        if not are_paths:
             at = as_rows(list(dict.fromkeys(at.tolist())))
             # runs of the tree, each from its head
             at = at[np.lexsort((tree.depth[at], tree.node[at]))]
-            above_of = tree.parent[at]
-            is_path = _is_path(at, above_of)
-        blocks = at.tolist()
-        above = above_of.tolist()
+            above_of, ends = tree.parent[at], [len(at)]
+            are_paths = _are_paths(at, above_of, ends)
+        blocks, above = at.tolist(), above_of.tolist()
         lows = self._ledger.fingerprints_of(at)[:, 0].tolist()
         self._hazard.blocks += len(blocks)
-        begin, is_known = 0, not self._ghosts.are_none_of(lows)
-        turn = NO_TURN
+        self._held += len(blocks)
+        are_new, begin = self._ghosts.are_none_of(lows), 0
+        for end in ends:
+            mine = slice(begin, end)
+            is_known = not are_new and not self._ghosts.are_none_of(lows[mine])
+            if end > begin:
+                self._begun(blocks[mine], above[mine], lows[mine], are_paths, is_known, now_s)
+            begin = end
+
+    def _begun(
+        self,
+        blocks: list[int],
+        above: list[int],
+        lows: list[int],
+        is_path: bool,
+        is_known: bool,
+        now_s: float,
+    ) -> None:
+        """The same of one path. `is_known`: some ghost begins with one of its blocks."""
+        begin, turn = 0, NO_TURN
         # of a path in one part; else it is told below
         size = size_bucket(len(blocks) * self._ledger.blocks.valid.item(blocks[0]))
         while begin < len(blocks):
@@ -200,10 +236,11 @@ class Composite(Peeking):
             if ghost is not None:
                 turn = self._histories.turn_after(ghost.class_, now_s - ghost.last_s)
             self._grow(blocks[begin:end], above[begin], ghost, turn, size, now_s)
-            if end == len(blocks) or above[end] != blocks[end - 1]:
+            # a root in one part was told when it began
+            is_told = ghost is None and above[begin] < 0 and end - begin == len(blocks)
+            if not is_told and (end == len(blocks) or above[end] != blocks[end - 1]):
                 self._histories.tell(blocks[end - 1], turn, now_s)
             begin = end
-        self._held += len(blocks)
 
     def _asked(self, above: int, now_s: float) -> Turn:
         """New blocks below this one are part of a request that was counted, if it was used just now."""
@@ -230,23 +267,23 @@ class Composite(Peeking):
             uses, marks = min(ghost.uses + 1, COUNT_MAX), returned(ghost.marks)
             gap_s = now_s - ghost.last_s
             class_ = self._histories.class_after(ghost.class_, uses, gap_s, turn)
-        self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
         above = spans.of(parent)
         if above != NONE and spans.row[above] >= 0:
             self._leaves.doubt(above)
         if above != NONE and self._goes_on(above, parent, class_, uses, marks | FRESH, now_s):
-            self._lessons.note(
-                self._hazard.spells.extend,
-                spans.class_[above],
-                spans.start_s[above],
-                spans.size[above],
-                len(blocks),
-            )
+            spell = spans.class_[above], spans.start_s[above], spans.size[above]
+            self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
+            self._lessons.note(self._hazard.spells.extend, *spell, len(blocks))
             spans.extend(above, blocks)
             return
         span = spans.make(blocks)
         spans.uses[span], spans.marks[span], spans.last_s[span] = uses, marks | FRESH, now_s
         self._histories.begin(span, class_, now_s)
+        if ghost is None:
+            self._lessons.note_often(self._count_new, class_, len(blocks), now_s)
+        else:
+            self._lessons.note(self._count_stored, ghost, len(blocks), now_s)
+            self._lessons.note(self._hazard.spells.begin, class_, now_s, len(blocks))
         if above == NONE:
             return
         if spans.tail[above] != parent:
@@ -254,6 +291,11 @@ class Composite(Peeking):
         if ghost is None or not spans.kids[above]:
             spans.kids[above] = min(spans.kids[above] + 1, COUNT_MAX)
         self._branches.leave(above, blocks[0], now_s)
+
+    def _count_new(self, times: int, class_: int, blocks: int, now_s: float) -> None:
+        """So many spans began, each of so many blocks without a history."""
+        self._rival.began(times * blocks, now_s)
+        self._hazard.spells.begin(class_, now_s, blocks, times)
 
     def _count_stored(self, ghost: Ghost | None, blocks: int, now_s: float) -> None:
         """So many blocks were asked for: of a ghost, or new."""
@@ -330,5 +372,11 @@ class Composite(Peeking):
             self._spans.split(span, size)
 
 
-def _is_path(blocks: Rows, above: Rows) -> bool:
-    return len(blocks) == 1 or not np.count_nonzero(above[1:] != blocks[:-1])
+def _are_paths(blocks: Rows, above: Rows, ends: Sequence[int]) -> bool:
+    """Whether each block but the first before each end is right below the one before."""
+    if len(blocks) == len(ends):
+        return True
+    breaks = above[1:] != blocks[:-1]
+    if len(ends) == 1:
+        return not np.count_nonzero(breaks)
+    return {*(np.flatnonzero(breaks) + 1).tolist()}.issubset(ends)

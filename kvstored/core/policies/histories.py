@@ -99,12 +99,11 @@ class Histories:
         return turn_bucket(idle_s), self._hazard.profiles[class_].turn
 
     def begin(self, span: int, class_: int, now_s: float) -> None:
-        """Of a span that was just made."""
+        """Of a span that was just made; the caller notes it."""
         spans = self._spans
         self._spell += 1
         spans.spell[span] = self._spell
         spans.class_[span], spans.start_s[span] = class_, now_s
-        self._lessons.note(self._hazard.spells.begin, class_, now_s, spans.size[span])
 
     def use(self, path: list[int], mark: int, now_s: float) -> None:
         """Spans, tail to head, were used by one request."""

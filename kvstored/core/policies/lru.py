@@ -3,6 +3,8 @@
 It ignores temperature classes; sinks are exempt in the books. Within a request the tail leaves before the head.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvstored.core.calls import TouchEvent
@@ -17,6 +19,9 @@ class Lru(Ranked):
     def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
         self._ledger.copies.rank[rows] = np.arange(self._touches, self._touches + len(rows))
         self._touches += len(rows)
+
+    def stored(self, rows: Rows, lengths: Sequence[int], now_s: float) -> None:
+        self.touch(rows, TouchEvent.STORED, now_s)
 
     def follow(self, rows: Rows) -> int:
         """Ranks are whole and distinct, and the victim's is the least of all that may be evicted: whatever ranks before it, or right

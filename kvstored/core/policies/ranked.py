@@ -1,8 +1,11 @@
 """What policies share whose order is one rank a copy: a touch writes ranks, the lazy order finds the least."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstored.core.calls import TouchEvent
 from kvstored.core.hints import Hint
 from kvstored.core.policies.base import LazyOrder, Ledger
 from kvstored.core.types import Budget, Rows, TierId
@@ -16,6 +19,15 @@ class Ranked:
         self._order = LazyOrder(ledger)
         self._age = 0
         self._touches = 1
+
+    def touch(self, rows: Rows, event: TouchEvent, now_s: float) -> None:
+        raise NotImplementedError
+
+    def stored(self, rows: Rows, lengths: Sequence[int], now_s: float) -> None:
+        begin = 0
+        for count in lengths:
+            self.touch(rows[begin : begin + count], TouchEvent.STORED, now_s)
+            begin += count
 
     def offer(self, row: int) -> None:
         self._order.offer(row)

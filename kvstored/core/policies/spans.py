@@ -8,12 +8,14 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstored.core.tree import PrefixTree
 from kvstored.core.types import Rows
 
 NONE = -1
 NO_GHOST = (1 << 64) - 1
+_GROWTH = 256
 _FEW = 64
 """So few blocks are gone through one by one."""
 COUNT_MAX = 60_000
@@ -61,10 +63,10 @@ class Spans:
         """-1 where it is of none."""
         return self.view[block] if 0 <= block < len(self._of) else NONE
 
-    def unknown(self, blocks: Rows) -> Rows:
-        """Those of no span, in their order."""
-        is_unknown = self._of.take(blocks) == NONE
-        return blocks if np.count_nonzero(is_unknown) == len(blocks) else blocks[is_unknown]
+    def are_unknown(self, blocks: Rows) -> NDArray[np.bool_]:
+        """Which of them are of no span."""
+        are: NDArray[np.bool_] = self._of.take(blocks) == NONE
+        return are
 
     def unknown_run(self, block: int) -> Rows:
         """The blocks of no span around this one in its run of the tree, from the top."""
@@ -94,7 +96,9 @@ class Spans:
 
     def make(self, blocks: Sequence[int]) -> int:
         """Of these blocks, each right below the one before."""
-        number = self._free.pop() if self._free else self._added()
+        if not self._free:
+            self._grow()
+        number = self._free.pop()
         self.head[number], self.tail[number] = blocks[0], blocks[-1]
         self.size[number] = len(blocks)
         self.class_[number] = self.marks[number] = self.kids[number] = 0
@@ -194,16 +198,18 @@ class Spans:
             block = parent.item(head[span])
         return found
 
-    def _added(self) -> int:
+    def _grow(self) -> None:
+        """Numbers are taken in their order."""
+        count, more = len(self.head), _GROWTH
         for column in (self.head, self.tail, self.size, self.child, self.row, self.other):
-            column.append(NONE)
+            column.extend(array("i", (NONE,)) * more)
         for column in (self.class_, self.uses, self.marks, self.kids):
-            column.append(0)
-        self.spell.append(0)
-        self.start_s.append(0.0)
-        self.last_s.append(0.0)
-        self.ghost.append(NO_GHOST)
-        return len(self.head) - 1
+            column.extend(array(column.typecode, (0,)) * more)
+        self.spell.extend(array("q", (0,)) * more)
+        self.start_s.extend(array("d", (0.0,)) * more)
+        self.last_s.extend(array("d", (0.0,)) * more)
+        self.ghost.extend(array("Q", (NO_GHOST,)) * more)
+        self._free.extend(range(count + more - 1, count - 1, -1))
 
     def _mark(self, blocks: Sequence[int], number: int) -> None:
         if len(blocks) > _FEW:

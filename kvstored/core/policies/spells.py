@@ -61,8 +61,11 @@ class Spells:
         self.ended.extend([0.0] * BINS)
         self.cut.extend([0.0] * BINS)
 
-    def begin(self, class_: int, start_s: float, blocks: int) -> None:
-        self._add(class_, start_s, blocks, weight_of(blocks))
+    def begin(self, class_: int, start_s: float, blocks: int, times: int = 1) -> None:
+        """So many of so many blocks each."""
+        weight = weight_of(blocks)
+        for _ in range(times):
+            self._add(class_, start_s, blocks, weight)
 
     def extend(self, class_: int, start_s: float, blocks: int, more: int) -> None:
         """A spell of so many blocks has more: together they weigh what they would have at once."""

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvstored.core.policies import lessons
 from kvstored.core.policies.composite import Composite
 from kvstored.core.policies.lessons import Lessons
+from kvstored.core.policies.spells import Spells
 from kvstored.sim.lean import LeanModel
 from tests.sim.test_core import random_kvt1
 
@@ -53,3 +55,32 @@ def test_counted_at_once_or_later_they_teach_the_same(
     assert orders[0] == orders[1]
     assert states[0] == states[1]
     assert len(orders[0]) > 100
+
+
+def test_what_is_noted_many_times_in_a_row_is_called_once() -> None:
+    seen: list[tuple[object, ...]] = []
+    noted = Lessons()
+
+    def often(*what: object) -> None:
+        seen.append(what)
+
+    for what in ("a", "a", "a", "b", "a"):
+        noted.note_often(often, what)
+    noted.note(often, "a")
+    noted.note_often(often, "a")
+    noted.count()
+    assert seen == [(3, "a"), (1, "b"), (1, "a"), ("a",), (1, "a")]
+
+
+def test_so_many_spells_at_once_weigh_as_one_after_the_other() -> None:
+    together, singly = Spells(), Spells()
+    for spells in (together, singly):
+        spells.grow()
+        spells.begin(0, 1.0, 3)
+    together.begin(0, 1.0, 7, 5)
+    for _ in range(5):
+        singly.begin(0, 1.0, 7)
+    for spells in (together, singly):
+        spells.used(0, 1.0, 9.0, 12)
+    assert together.ended == singly.ended
+    assert np.array_equal(together.with_open(20.0), singly.with_open(20.0))
