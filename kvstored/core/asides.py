@@ -40,7 +40,8 @@ from kvstored.core.types import Budget, Extent, Heat, NamespaceId, Rows
 
 NAMELESS = NamespaceId(-1)
 """What lies in a place that is set aside is of no namespace yet."""
-PATH_WORK = 7
+PATH_WORK = 3
+"""What a path of its own takes of `settle`, in blocks more of a path."""
 
 
 class Held(NamedTuple):
@@ -115,7 +116,7 @@ class Asides:
 
     @property
     def planned_work(self) -> int:
-        """Of `settle`, in what one block more of a path takes: a path takes several."""
+        """Of `settle`, in blocks."""
         return len(self._depths) + PATH_WORK * self._planned_paths
 
     def plan(

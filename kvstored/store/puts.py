@@ -35,7 +35,7 @@ Columns = tuple[int, ...]
 NO_FILL = 0
 """No fill has this id."""
 TOGETHER_WORK, TOGETHER_S = 256, 0.02
-"""Of small puts whose books are made at once (32 of one block, 4 of 64), and how long they wait for more. Whatever else looks at the books makes them
+"""Of small puts whose books are made at once (64 of one block, 4 of 64), and how long they wait for more. Whatever else looks at the books makes them
 sooner."""
 
 
