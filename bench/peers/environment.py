@@ -51,9 +51,7 @@ def with_libraries(
     """The environment, with Debian packages beside it where the system lacks one of the libraries."""
     if all(ctypes.util.find_library(library) for library in libraries):
         return environment
-    return Environment(
-        environment.python, environment.folder, {"LD_LIBRARY_PATH": str(_unpacked(packages))}
-    )
+    return Environment(environment.python, environment.folder, _libraries(_unpacked(packages)))
 
 
 def with_program(name: str, packages: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -61,11 +59,11 @@ def with_program(name: str, packages: Sequence[str]) -> tuple[str, dict[str, str
     found = shutil.which(name)
     if found:
         return found, {}
-    libraries = _unpacked(packages)
-    program = libraries.parent.parent / "bin" / name
+    folder = _unpacked(packages)
+    program = folder / "usr" / "bin" / name
     if not program.exists():
         raise Missing(f"no program {name} on this system nor in its packages {' '.join(packages)}")
-    return str(program), {"LD_LIBRARY_PATH": str(libraries)}
+    return str(program), _libraries(folder)
 
 
 def cache_folder() -> Path:
@@ -76,7 +74,7 @@ def cache_folder() -> Path:
 
 
 def _unpacked(packages: Sequence[str]) -> Path:
-    """The folder of their libraries."""
+    """The folder that they are unpacked to, as if it was the root."""
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise Missing(f"needs the Debian packages {' '.join(packages)}, and apt-get is not here")
     folder = cache_folder() / "debian"
@@ -92,7 +90,13 @@ def _unpacked(packages: Sequence[str]) -> Path:
             _run(["dpkg", "-x", str(archive), str(folder)])
         shutil.rmtree(download)
         stamp.touch()
-    return folder / "usr" / "lib" / str(sysconfig.get_config_var("MULTIARCH") or "")
+    return folder
+
+
+def _libraries(folder: Path) -> dict[str, str]:
+    """The variable by which those of unpacked packages are found, of which some lie below /lib."""
+    multiarch = str(sysconfig.get_config_var("MULTIARCH") or "")
+    return {"LD_LIBRARY_PATH": f"{folder / 'usr/lib' / multiarch}:{folder / 'lib' / multiarch}"}
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> None:
