@@ -121,3 +121,21 @@ def test_together_or_one_by_one_the_books_are_the_same(policy: str) -> None:
     victims = both[0].victims()
     assert victims == both[1].victims()
     assert len(victims) > 20
+
+
+def test_what_is_new_of_a_path_with_a_gap_is_no_path_beside_another_of_which_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(policy="composite")
+    desk.put("abc")
+    desk.put("x")
+    books = desk.catalog.books
+    policy = books.policy
+    assert isinstance(policy, Composite)
+    rows = np.array([desk.copies(name)[0] for name in "abcx"], dtype=np.int32)
+    blocks = books.copies.block[rows].tolist()
+    is_new = np.array([True, False, True, False])
+    monkeypatch.setattr(policy._spans, "are_unknown", lambda blocks: is_new)
+    policy.stored(rows, (3, 1), desk.now_s)
+    first, _, third, _ = (policy._spans.of(block) for block in blocks)
+    assert first != third, "the third block is not right below the first"

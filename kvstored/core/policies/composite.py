@@ -75,7 +75,8 @@ class Composite(Peeking):
         if np.count_nonzero(is_new) < len(blocks):
             before = np.concatenate(((0,), np.cumsum(is_new)))
             ends = before[np.cumsum(lengths)]
-            blocks, lengths = blocks[is_new], np.diff(ends, prepend=0).tolist()
+            left = np.diff(ends, prepend=0)
+            blocks, lengths = blocks[is_new], left[left > 0].tolist()
         if len(blocks):
             self._stored(blocks, lengths, now_s)
 
@@ -179,14 +180,13 @@ class Composite(Peeking):
         return copies.block[at]
 
     def _stored(self, at: Rows, lengths: Sequence[int], now_s: float) -> None:
-        """Blocks that are new here, though perhaps they come back: paths, each from its head, or many in any order as one."""
+        """Blocks that are new here, though perhaps they come back: paths, none empty, each from its head, or many in any order as one."""
         tree, ends = self._ledger.tree, list(accumulate(lengths))
         above_of = tree.parent.take(at)
         are_paths = _are_paths(at, above_of, ends)
         if not are_paths and len(lengths) > 1:
             for begin, end in pairwise((0, *ends)):
-                if end > begin:
-                    self._stored(at[begin:end], (end - begin,), now_s)
+                self._stored(at[begin:end], (end - begin,), now_s)
             return
         if not are_paths:
             at = as_rows(list(dict.fromkeys(at.tolist())))
@@ -202,8 +202,7 @@ class Composite(Peeking):
         for end in ends:
             mine = slice(begin, end)
             is_known = not are_new and not self._ghosts.are_none_of(lows[mine])
-            if end > begin:
-                self._begun(blocks[mine], above[mine], lows[mine], are_paths, is_known, now_s)
+            self._begun(blocks[mine], above[mine], lows[mine], are_paths, is_known, now_s)
             begin = end
 
     def _begun(
